@@ -1,0 +1,62 @@
+"""EngineClient: the only way a front reaches an engine: in-process on a laptop, over HTTP otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from lilo_engine.commands.command import BackendInfo, Health
+from lilo_engine.operations.operation import CreateModel, ModelId, Operation, RequestId
+from lilo_engine.operations.result import FutureState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineState:
+    """What an engine is doing, by progress."""
+
+    phase: Literal["starting", "serving", "restarting", "draining", "stopped"]
+    epoch: int
+    """Number of the trainer group; grows with each restart of the backend."""
+    backend: BackendInfo | None
+    health: Health | None
+    resident_models: tuple[ModelId, ...]
+    queued_operations: int
+    last_failure: str | None
+
+
+class EngineClient(Protocol):
+    """One engine, as a front sees it."""
+
+    async def submit(self, operation: Operation) -> RequestId:
+        """Accept a numbered operation; the same number and payload again gives the same id.
+
+        Raises:
+            NotFound, Gone: the model is unknown, or ended.
+            InvalidRequest: the number was used with another payload, or is below 1.
+            Saturated: too many operations of this model wait.
+        """
+        ...
+
+    async def retrieve(self, request_id: RequestId, wait_s: float) -> FutureState:
+        """The state of a future, waiting up to `wait_s` for it to finish.
+
+        Raises:
+            NotFound, Gone: the id is unknown, or its model ended.
+        """
+        ...
+
+    async def create_model(self, request: CreateModel) -> RequestId:
+        """Make a model resident; the same request again gives the same id."""
+        ...
+
+    async def unload(self, model_id: ModelId, reason: str) -> None:
+        """End a model: its waiting operations fail with `reason`, its slot is freed. Idempotent."""
+        ...
+
+    async def state(self) -> EngineState:
+        """What the engine is doing."""
+        ...
+
+    async def drain(self) -> None:
+        """Take no more work; return when what runs and what is being published has ended."""
+        ...

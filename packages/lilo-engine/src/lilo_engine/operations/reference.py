@@ -1,0 +1,66 @@
+"""CheckpointRef: which published checkpoint is meant. The only file that takes `tinker://` apart.
+
+Grammar: `tinker://{run}/{weights|sampler_weights}/{name}`; the run id has colons, no part has a slash.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, cast, get_args
+
+from lilo_engine.errors import InvalidRequest
+
+CheckpointKind: TypeAlias = Literal["weights", "sampler_weights"]
+"""`weights` can be trained on (adapter and optimizer); `sampler_weights` is a PEFT folder."""
+
+_KINDS = get_args(CheckpointKind)
+_SCHEME = "tinker://"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRef:
+    """The address of one published checkpoint."""
+
+    run_id: str
+    """The id of the model that was saved: `{session}:train:{n}`."""
+    kind: CheckpointKind
+    name: str
+
+    def __str__(self) -> str:
+        """The `tinker://` form."""
+        return f"{_SCHEME}{self.run_id}/{self.kind}/{self.name}"
+
+    @classmethod
+    def parse(cls, path: str) -> CheckpointRef:
+        """Read the `tinker://` form.
+
+        Raises:
+            InvalidRequest: it is not such a path; the message shows the grammar.
+        """
+        parts = path.removeprefix(_SCHEME).split("/")
+        if not path.startswith(_SCHEME) or len(parts) != 3 or not all(parts):
+            raise InvalidRequest(
+                f"{path!r} is not a checkpoint path; expected tinker://RUN/KIND/NAME "
+                f"with KIND one of {', '.join(_KINDS)}"
+            )
+        if parts[1] not in _KINDS:
+            raise InvalidRequest(
+                f"{path!r} names the checkpoint kind {parts[1]!r}; there are {', '.join(_KINDS)}"
+            )
+        check_name(parts[2])
+        return cls(run_id=parts[0], kind=cast(CheckpointKind, parts[1]), name=parts[2])
+
+
+def check_name(name: str) -> str:
+    """Return `name` if it can be one path component of a checkpoint.
+
+    Raises:
+        InvalidRequest: it is empty, longer than 128, or holds a slash, a control character or a dot name.
+    """
+    bad = not name or len(name) > 128 or name in (".", "..") or name.strip() != name
+    if bad or any(c in "/\\" or ord(c) < 32 or ord(c) == 127 for c in name):
+        raise InvalidRequest(
+            f"{name!r} cannot be a checkpoint name; use 1 to 128 characters without slashes, "
+            "control characters or outer blanks, and not '.' or '..'"
+        )
+    return name
