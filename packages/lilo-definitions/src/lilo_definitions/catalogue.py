@@ -1,0 +1,104 @@
+"""The catalogue: name -> Definition, over everything that is installed.
+
+Packages add definitions through the entry-point group `lilo.definitions`: each entry point is a mapping from a name to
+a function without arguments that returns the `Definition` of that name. Ours is `BUILTIN`. Nothing is built before it
+is asked for, so that listing names stays cheap and one broken definition does not hide the others.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
+from typing import TypeAlias, cast
+
+from pydantic import ValidationError
+
+from lilo_definitions.definition import Definition
+from lilo_definitions.errors import InvalidDefinition, UnknownDefinition
+from lilo_definitions.families.tiny import tiny
+
+GROUP = "lilo.definitions"
+"""The entry-point group that packages register in."""
+
+Recipes: TypeAlias = Mapping[str, Callable[[], Definition]]
+"""What an entry point of the group is: name -> function that builds the definition."""
+
+BUILTIN: Recipes = MappingProxyType({"tiny": tiny})
+"""The definitions of this package."""
+
+
+def names() -> tuple[str, ...]:
+    """Every name that is installed, sorted.
+
+    Raises:
+        InvalidDefinition: an installed catalogue cannot be loaded, or two give the same name.
+    """
+    return tuple(sorted(_recipes()))
+
+
+def get(name: str) -> Definition:
+    """The definition of this name.
+
+    Raises:
+        UnknownDefinition: there is none; the message lists the nearest names.
+        InvalidDefinition: it is installed but does not hold.
+    """
+    recipes = _recipes()
+    if name not in recipes:
+        raise UnknownDefinition(_unknown(name, tuple(sorted(recipes))))
+    try:
+        definition = recipes[name]()
+    except ValidationError as error:
+        raise InvalidDefinition(f"definition {name!r} does not hold: {error}") from error
+    if definition.name != name:
+        raise InvalidDefinition(
+            f"definition {name!r} calls itself {definition.name!r}; the entry in the catalogue and the "
+            "field `name` must be equal"
+        )
+    return definition
+
+
+def _unknown(name: str, known: tuple[str, ...]) -> str:
+    """The sentence for a miss: the nearest names first, all of them if none is near."""
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    if near:
+        return f"there is no definition {name!r}; the nearest: {', '.join(near)}"
+    return f"there is no definition {name!r}; there are: {', '.join(known) or 'none'}"
+
+
+def _recipes() -> dict[str, Callable[[], Definition]]:
+    """All recipes of all installed packages.
+
+    Raises:
+        InvalidDefinition: an entry point cannot be loaded, is no mapping, or repeats a name.
+    """
+    found: dict[str, Callable[[], Definition]] = {}
+    givers: dict[str, str] = {}
+    for point in entry_points(group=GROUP):
+        for name, recipe in _load(point).items():
+            if name in found and found[name] is not recipe:
+                raise InvalidDefinition(
+                    f"the definition {name!r} is given by both {givers[name]} and {point.value}; "
+                    "uninstall one, or rename it"
+                )
+            found[name], givers[name] = recipe, point.value
+    return found
+
+
+def _load(point: EntryPoint) -> Recipes:
+    """The mapping behind one entry point."""
+    try:
+        loaded: object = point.load()
+    except (ImportError, AttributeError) as error:
+        raise InvalidDefinition(
+            f"the catalogue {point.name!r} ({point.value}) cannot be loaded: {error}; "
+            "reinstall or remove the package that brings it"
+        ) from error
+    if not isinstance(loaded, Mapping):
+        raise InvalidDefinition(
+            f"the catalogue {point.name!r} ({point.value}) is a {type(loaded).__name__}; "
+            "expected a mapping from name to a function that returns a Definition"
+        )
+    return cast(Recipes, loaded)
