@@ -23,8 +23,22 @@ def main() -> int:
         print("generate_wire: uv is not on the PATH; run `make setup` first", file=sys.stderr)
         return 1
     packages = [part for package in COMPILER for part in ("--with", package)]
-    command = [uv, "run", "--isolated", "--no-project", *packages, "python", "-m", "grpc_tools.protoc"]
-    command += [f"-I{SOURCE_ROOT}", f"--python_out={SOURCE_ROOT}", f"--mypy_out={SOURCE_ROOT}", PROTO]
+    command = [
+        uv,
+        "run",
+        "--isolated",
+        "--no-project",
+        *packages,
+        "python",
+        "-m",
+        "grpc_tools.protoc",
+    ]
+    command += [
+        f"-I{SOURCE_ROOT}",
+        f"--python_out={SOURCE_ROOT}",
+        f"--mypy_out={SOURCE_ROOT}",
+        PROTO,
+    ]
     return subprocess.run(command, check=False, cwd=SOURCE_ROOT, timeout=300).returncode
 
 

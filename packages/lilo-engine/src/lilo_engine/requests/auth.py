@@ -1,0 +1,48 @@
+"""API keys at the door: every request under /api/v1 but the health check needs one in `X-API-Key`.
+
+A bare ASGI layer, because it runs on every request. Which keys there are is known by whatever implements
+`KeyCheck` (`control/keys.py`); here only the header is read.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from lilo_engine.errors import Unauthorized
+from lilo_engine.requests.error_response import error_response
+
+OPEN_PATHS = frozenset({"/api/v1/healthz"})
+"""Answered without a key: what a load balancer or a waiting script asks."""
+
+
+class KeyCheck(Protocol):
+    """Knows the keys."""
+
+    async def accepts(self, key: str) -> bool:
+        """Whether the key is known and not revoked; takes the same time for any wrong key."""
+        ...
+
+
+class ApiKeyLayer:
+    """Answers 401 to a request without a known key, before its body is read."""
+
+    def __init__(self, app: ASGIApp, keys: KeyCheck) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the request through, or answer it."""
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            key = Headers(scope=scope).get("x-api-key", "")
+            if not await self._keys.accepts(key):
+                given = "this server does not know the key" if key else "there is none"
+                refusal = Unauthorized(
+                    f"a request needs a known API key in X-API-Key, {given}; "
+                    "`lilo keys create` makes one, TINKER_API_KEY hands it to the SDK"
+                )
+                await error_response(refusal)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)

@@ -1,0 +1,119 @@
+"""Request bodies: read within a limit, decompressed, and parsed as JSON against a pydantic model.
+
+The framework's own body parsing is not used: it would answer 422 where a numbered request has to be refused
+with its number, and it would parse megabytes on the event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import anyio.to_thread
+from fastapi import Request
+from pydantic import BaseModel, ValidationError
+
+from lilo_engine.errors import InvalidRequest, TooLarge, UnsupportedMedia
+from lilo_engine.requests.compression import decompress
+
+PROTOBUF = "application/x-protobuf"
+_JSON = ("application/json", "")
+
+INLINE_BYTES = 16 * 1024
+"""Smaller bodies are parsed on the event loop: going to a thread costs more (about 0.1 ms) than parsing them."""
+
+Wire = TypeVar("Wire", bound=BaseModel)
+Out = TypeVar("Out")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BodyLimits:
+    """Largest bodies that are accepted."""
+
+    wire_bytes: int = 64 * 1024 * 1024
+    """As sent. One datum of 250k tokens is 6 MB; the SDK splits batches at 5 MB."""
+    decompressed_bytes: int = 128 * 1024 * 1024
+    """After undoing the content encoding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Body:
+    """A body as it came, with what its headers say about it."""
+
+    data: bytes
+    """Decompressed."""
+    protobuf: bool
+    """Else JSON."""
+
+
+async def read_body(request: Request, limits: BodyLimits) -> Body:
+    """Read and decompress a body.
+
+    Raises:
+        TooLarge, UnsupportedMedia, InvalidRequest: see `compression.py`; also for the media type.
+    """
+    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media != PROTOBUF and media not in _JSON:
+        raise UnsupportedMedia(
+            f"content type {media!r} is not spoken here; send application/json or {PROTOBUF}"
+        )
+    raw = await _read(request, limits.wire_bytes)
+    encoding = request.headers.get("content-encoding", "")
+    data = raw
+    if encoding:
+        data = await off_loop(
+            len(raw), lambda: decompress(raw, encoding, limit_bytes=limits.decompressed_bytes), True
+        )
+    return Body(data=data, protobuf=media == PROTOBUF)
+
+
+async def off_loop(size_bytes: int, work: Callable[[], Out], always: bool = False) -> Out:
+    """Run `work` in a worker thread when it is large, here when it is small."""
+    if size_bytes < INLINE_BYTES and not always:
+        return work()
+    return await anyio.to_thread.run_sync(work)
+
+
+async def read_json(request: Request, wire: type[Wire], limits: BodyLimits) -> Wire:
+    """Read a JSON body that has no number; see `parse_json`."""
+    body = await read_body(request, limits)
+    if body.protobuf:
+        raise UnsupportedMedia(f"{request.url.path} takes application/json")
+    return await off_loop(len(body.data), lambda: parse_json(body.data, wire))
+
+
+def parse_json(data: bytes, wire: type[Wire]) -> Wire:
+    """Parse JSON against a model; unknown fields are ignored, an empty body is an empty object.
+
+    Raises:
+        InvalidRequest: not JSON, or a field is missing or of a wrong type; each is named.
+    """
+    try:
+        return wire.model_validate_json(data or b"{}")
+    except ValidationError as error:
+        found = "; ".join(
+            f"{'.'.join(str(part) for part in item['loc']) or 'body'}: {item['msg']}"
+            for item in error.errors(include_url=False, include_input=False)[:5]
+        )
+        raise InvalidRequest(f"the JSON body cannot be read: {found}") from error
+
+
+async def _read(request: Request, limit_bytes: int) -> bytes:
+    stated = request.headers.get("content-length", "")
+    if stated.isdigit() and int(stated) > limit_bytes:
+        raise TooLarge(_over(f"{stated} bytes", limit_bytes))
+    pieces: list[bytes] = []
+    size = 0
+    async for piece in request.stream():
+        size += len(piece)
+        if size > limit_bytes:
+            raise TooLarge(_over("more", limit_bytes))
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _over(found: str, limit_bytes: int) -> str:
+    return (
+        f"a body may be {limit_bytes} bytes long, this one is {found}; send fewer data per request"
+    )

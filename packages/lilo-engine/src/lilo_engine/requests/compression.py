@@ -1,0 +1,78 @@
+"""Content encodings of request bodies: identity and zstd, with a bound on what a body may grow to.
+
+Called by `body.py` before anything is parsed. A frame's header may state its size or not; both are bounded
+here, because a few kilobytes on the wire can stand for gigabytes.
+"""
+
+from __future__ import annotations
+
+import zstandard
+
+from lilo_engine.errors import InvalidRequest, TooLarge, UnsupportedMedia
+
+_PIECE_BYTES = 256
+"""Input fed at once to a frame of unstated size. The densest zstd block is 4 bytes for 128 KiB, so that one
+piece overshoots the bound by at most 8 MiB before it is noticed."""
+_MAX_WINDOW_BYTES = 1 << 27
+"""Larger windows are only asked for by `--ultra --long` and would be allocated up front."""
+
+
+def decompress(body: bytes, encoding: str, *, limit_bytes: int) -> bytes:
+    """Undo `Content-Encoding`.
+
+    Args:
+        body: What came over the wire.
+        encoding: The header's value; empty or `identity` for none.
+        limit_bytes: Largest result that is accepted.
+
+    Raises:
+        UnsupportedMedia: the encoding is neither identity nor zstd.
+        TooLarge: the result would be over the limit.
+        InvalidRequest: the bytes are no zstd frame, or not a whole one.
+    """
+    match encoding.strip().lower():
+        case "" | "identity":
+            return body
+        case "zstd":
+            return _zstd(body, limit_bytes)
+        case other:
+            raise UnsupportedMedia(
+                f"content encoding {other!r} is not spoken here; send zstd, or no encoding"
+            )
+
+
+def _zstd(body: bytes, limit_bytes: int) -> bytes:
+    try:
+        stated = zstandard.frame_content_size(body)
+        if stated > limit_bytes:
+            raise TooLarge(_too_large(f"states {stated} bytes", limit_bytes))
+        decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
+        if stated >= 0:
+            return decompressor.decompress(body, max_output_size=limit_bytes)
+        return _stream(decompressor, body, limit_bytes)
+    except zstandard.ZstdError as error:
+        raise InvalidRequest(
+            f"the body is marked zstd but is not a whole zstd frame ({error}); send it again"
+        ) from error
+
+
+def _stream(decompressor: zstandard.ZstdDecompressor, body: bytes, limit_bytes: int) -> bytes:
+    frame = decompressor.decompressobj()
+    pieces: list[bytes] = []
+    size = 0
+    for start in range(0, len(body), _PIECE_BYTES):
+        piece = frame.decompress(body[start : start + _PIECE_BYTES])
+        size += len(piece)
+        if size > limit_bytes:
+            raise TooLarge(_too_large("grows beyond that", limit_bytes))
+        pieces.append(piece)
+        if frame.eof:
+            return b"".join(pieces)
+    raise InvalidRequest("the zstd frame of the body ends too early; send it again")
+
+
+def _too_large(found: str, limit_bytes: int) -> str:
+    return (
+        f"a body may be {limit_bytes} bytes after decompression, this one {found}; "
+        "send fewer data per request"
+    )

@@ -1,0 +1,148 @@
+"""Result to body: passes and samples as protobuf (or JSON for clients that ask for it), the rest as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import assert_never
+
+import numpy as np
+
+from lilo_engine.operations.result import Loaded, ModelCreated, Passed, Result, Saved, Stepped
+from lilo_engine.operations.tensor import Tensor
+from lilo_engine.requests.proto import tinker_public_pb2 as pb
+from lilo_engine.sampling.engine import SampledSequence, SampleResult, TopK
+
+RECORD = "ArrayRecord"
+"""The type name of a pass's outputs; the SDK shows it and reads nothing else from it."""
+
+_DTYPES = {"float32": pb.DTYPE_FLOAT32, "int64": pb.DTYPE_INT64, "int32": pb.DTYPE_INT32}
+
+
+def result_json(result: Result) -> Mapping[str, object]:
+    """The JSON body of a result. Its top level never has `error`, nor the type `try_again`."""
+    match result:
+        case ModelCreated(source=None):
+            return {"type": "create_model", "model_id": result.model_id}
+        case ModelCreated():
+            return {"type": "load_weights", "model_id": result.model_id, "path": str(result.source)}
+        case Passed():
+            return _passed_json(result)
+        case Stepped():
+            return {"metrics": dict(result.metrics)}
+        case Saved():
+            return _saved_json(result)
+        case Loaded():
+            return {"type": "load_weights", "model_id": result.model_id, "path": str(result.ref)}
+        case _:
+            assert_never(result)
+
+
+def payload_bytes(result: Passed | SampleResult) -> int:
+    """About how large the protobuf body of a result is, without building it."""
+    if isinstance(result, Passed):
+        return sum(len(tensor.data) + 16 for tensor in result.logprobs)
+    size = len(result.prompt_logprobs or b"") + _topk_bytes(result.topk_prompt)
+    for sequence in result.sequences:
+        size += len(sequence.tokens) + len(sequence.logprobs) + _topk_bytes(sequence.topk) + 16
+    return size
+
+
+def passed_protobuf(result: Passed) -> bytes:
+    """A pass as `ForwardBackwardOutput`, with one record for each run of equal trailing shapes."""
+    message = pb.ForwardBackwardOutput(loss_fn_output_type=RECORD, metrics=result.metrics)
+    for run in _rectangular(result.logprobs):
+        record = message.loss_fn_outputs.add(type_tag=RECORD, num_datums=len(run))
+        record.fields["logprobs"].CopyFrom(_batched(run))
+    return message.SerializeToString()
+
+
+def sample_protobuf(result: SampleResult) -> bytes:
+    """A sample as `SampleResponse`."""
+    message = pb.SampleResponse(sequences=[_sequence(one) for one in result.sequences])
+    if result.prompt_logprobs is not None:
+        message.prompt_logprobs = result.prompt_logprobs
+    if result.topk_prompt is not None:
+        message.topk_prompt_logprobs.CopyFrom(_topk(result.topk_prompt))
+    return message.SerializeToString()
+
+
+def sample_json(result: SampleResult) -> Mapping[str, object]:
+    """A sample for clients from before the binary form. NaN becomes null; top-k is left out."""
+    prompt = result.prompt_logprobs
+    return {
+        "type": "sample",
+        "sequences": [
+            {
+                "stop_reason": one.stop_reason,
+                "tokens": np.frombuffer(one.tokens, "<i4").tolist(),
+                "logprobs": np.frombuffer(one.logprobs, "<f4").tolist(),
+            }
+            for one in result.sequences
+        ],
+        "prompt_logprobs": None
+        if prompt is None
+        else [None if x != x else x for x in np.frombuffer(prompt, "<f4").tolist()],
+    }
+
+
+def _rectangular(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    for _, run in groupby(tensors, key=lambda tensor: (tensor.dtype, tensor.shape[1:])):
+        yield list(run)
+
+
+def _batched(run: Sequence[Tensor]) -> pb.BatchedTensor:
+    offsets = np.zeros(len(run) + 1, dtype="<i8")
+    np.cumsum([len(tensor.data) for tensor in run], out=offsets[1:])
+    return pb.BatchedTensor(
+        data=b"".join(tensor.data for tensor in run),
+        offsets=offsets.tobytes(),
+        dtype=_DTYPES[run[0].dtype],
+        trailing_shape=run[0].shape[1:],
+    )
+
+
+def _sequence(one: SampledSequence) -> pb.SampledSequence:
+    stopped = one.stop_reason == "stop"
+    message = pb.SampledSequence(
+        stop_reason=pb.STOP_REASON_STOP if stopped else pb.STOP_REASON_LENGTH,
+        tokens=one.tokens,
+        logprobs=one.logprobs,
+    )
+    if one.topk is not None:
+        message.topk_sampled_logprobs.CopyFrom(_topk(one.topk))
+    return message
+
+
+def _topk(topk: TopK) -> pb.TopkLogprobs:
+    return pb.TopkLogprobs(
+        token_ids=topk.token_ids, logprobs=topk.logprobs, k=topk.k, length=topk.length
+    )
+
+
+def _topk_bytes(topk: TopK | None) -> int:
+    return 0 if topk is None else len(topk.token_ids) + len(topk.logprobs)
+
+
+def _saved_json(result: Saved) -> Mapping[str, object]:
+    kind = "save_weights" if result.ref.kind == "weights" else "save_weights_for_sampler"
+    if result.sampling_session_id is None:
+        return {"type": kind, "path": str(result.ref)}
+    return {"type": kind, "sampling_session_id": result.sampling_session_id}
+
+
+def _passed_json(result: Passed) -> Mapping[str, object]:
+    return {
+        "loss_fn_output_type": RECORD,
+        "loss_fn_outputs": [
+            {
+                "logprobs": {
+                    "data": tensor.numpy().ravel().tolist(),
+                    "dtype": "float32",
+                    "shape": list(tensor.shape),
+                }
+            }
+            for tensor in result.logprobs
+        ],
+        "metrics": dict(result.metrics),
+    }

@@ -1,0 +1,104 @@
+"""The one table from an error to an HTTP status and body; nothing else turns errors into HTTP.
+
+Every body is `{"detail": text, "kind": ...}` with a Content-Length: the SDK takes a 400 without one for a
+proxy's fault and tries again. 409 is never answered, because the SDK repeats it for five minutes, and 5xx is
+answered only where trying again can help or where the fault is ours.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from lilo_engine.errors import (
+    BackendLost,
+    CommandFailed,
+    Gone,
+    InvalidRequest,
+    LiloError,
+    NotFound,
+    Saturated,
+    ServerError,
+    TooLarge,
+    Unauthorized,
+    Unavailable,
+    UnsupportedMedia,
+    UserError,
+)
+from lilo_engine.requests.json_response import json_response
+
+_log = logging.getLogger(__name__)
+
+STATUS: dict[type[LiloError], int] = {
+    InvalidRequest: 400,
+    Unauthorized: 401,
+    NotFound: 404,
+    Gone: 410,
+    TooLarge: 413,
+    UnsupportedMedia: 415,
+    UserError: 400,
+    Saturated: 429,
+    Unavailable: 503,
+    CommandFailed: 500,
+    BackendLost: 500,
+    ServerError: 500,
+}
+"""Looked up along the class's ancestors, so that a new kind of error falls into its group."""
+
+
+def status_of(error: LiloError) -> int:
+    """The HTTP status of an error."""
+    return next((STATUS[c] for c in type(error).__mro__ if c in STATUS), 500)
+
+
+def error_response(error: LiloError) -> Response:
+    """Status and body of an error."""
+    return detail_response(status_of(error), error.message, error.kind)
+
+
+def detail_response(status: int, detail: str, kind: str) -> Response:
+    """A body that the SDK shows to its user."""
+    return json_response({"detail": detail or "no further detail", "kind": kind}, status)
+
+
+def install(app: FastAPI) -> None:
+    """Route every error of the app through this file, the framework's own included."""
+    app.add_exception_handler(LiloError, _lilo)
+    app.add_exception_handler(HTTPException, _framework)
+    app.add_exception_handler(RequestValidationError, _validation)
+    app.add_exception_handler(Exception, _unexpected)
+
+
+async def _lilo(request: Request, error: Exception) -> Response:
+    assert isinstance(error, LiloError)
+    if isinstance(error, ServerError):
+        _log.warning("%s %s: %s: %s", request.method, request.url.path, error.kind, error)
+    return error_response(error)
+
+
+async def _framework(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    detail = f"{request.method} {request.url.path}: {error.detail}"
+    response = detail_response(error.status_code, detail, "http")
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _validation(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    found = "; ".join(
+        f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors()
+    )
+    return detail_response(422, f"{request.method} {request.url.path}: {found}", "invalid_request")
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    number = secrets.token_hex(4)
+    _log.error("%s %s failed, error %s", request.method, request.url.path, number, exc_info=error)
+    detail = f"internal error {number}; the server's log has its cause"
+    return detail_response(500, detail, "internal")

@@ -1,0 +1,1 @@
+"""The binary messages of the protocol: our .proto file and the code generated from it."""
