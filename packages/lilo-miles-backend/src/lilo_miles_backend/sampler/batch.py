@@ -1,0 +1,221 @@
+"""Batch: which samples generate together, step by step (continuous admission).
+
+    waiting jobs -> prefill (own cache) -> ready jobs -> live rows -> answers
+
+A step computes one piece of prefill, gives free rows to samples of ready jobs, and draws one token for every live row.
+All samples of a job start from one prefill; a job with more samples than there are rows is served in waves, in between
+other jobs. Nothing here knows threads, bytes or names: `worker.py` calls it from the torch thread.
+
+Invariant: live row i is row i of the cache. When a row ends, the last one moves into its place.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+from lilo_engine.errors import CommandFailed, LiloError
+
+from lilo_miles_backend.sampler import logprobs
+from lilo_miles_backend.sampler.draw import draw_tokens
+from lilo_miles_backend.sampler.model import Model
+from lilo_miles_backend.sampler.prefill import Prefill, take_group
+from lilo_miles_backend.sampler.sequence import Job, Sequence
+
+_KEEP_IDLE_BYTES = 64 * 2**20
+"""Cache that an idle sampler keeps, to be quick when work comes."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Ready:
+    """A job whose prompt is computed, with samples that have not started."""
+
+    job: Job
+    prefill: Prefill
+    row: int
+    started: int = 0
+
+
+class Batch:
+    """The jobs of one sampler."""
+
+    def __init__(self, model: Model, *, max_rows: int, max_length: int) -> None:
+        """Nothing runs and nothing is allocated yet."""
+        self.generated_tokens = 0
+        self._model = model
+        self._max_rows = max_rows
+        self._cache = model.new_cache(max_rows=max_rows, max_length=max_length)
+        self._waiting: deque[Job] = deque()
+        self._prefill: Prefill | None = None
+        self._ready: deque[_Ready] = deque()
+        self._live: list[Sequence] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._waiting or self._prefill or self._ready or self._live)
+
+    @property
+    def num_running(self) -> int:
+        """Jobs with at least one live sample."""
+        return len({id(sequence.job) for sequence in self._live})
+
+    @property
+    def num_waiting(self) -> int:
+        """Jobs whose prompt is not computed yet, or which have no live sample yet."""
+        prefilling = len(self._prefill.jobs) if self._prefill is not None else 0
+        return len(self._waiting) + prefilling + sum(ready.started == 0 for ready in self._ready)
+
+    def submit(self, job: Job) -> None:
+        """Take a job; its answer comes out of a later step."""
+        self._waiting.append(job)
+
+    def abort(self, request_id: str, error: LiloError) -> None:
+        """Fail a job wherever it is and free its rows; unknown ids are no error."""
+        for job in self._jobs():
+            if job.request.request_id == request_id:
+                job.fail(error)
+        self._waiting = deque(job for job in self._waiting if not job.settled)
+        self._drop_settled()
+
+    def fail_all(self, error: LiloError) -> None:
+        """Fail every job and start from nothing."""
+        for job in self._jobs():
+            job.fail(error)
+        self._waiting.clear()
+        self._ready.clear()
+        self._live.clear()
+        self._prefill = None
+        self._cache.release()
+
+    def step(self) -> None:
+        """One round of prefill, admission and decoding."""
+        self._advance_prefill()
+        self._start_samples()
+        self._decode()
+        if not self.busy and self._cache.size_bytes > _KEEP_IDLE_BYTES:
+            self._cache.release()
+
+    def _jobs(self) -> list[Job]:
+        prefilling = self._prefill.jobs if self._prefill is not None else []
+        ready = [entry.job for entry in self._ready]
+        return [*self._waiting, *prefilling, *ready, *{s.job: None for s in self._live}]
+
+    # ---- prefill
+
+    def _advance_prefill(self) -> None:
+        """Compute a piece; a failing group is tried again one job at a time, so that one cannot fail others."""
+        if self._prefill is None:
+            if not self._waiting or self._ready:
+                return
+            self._prefill = Prefill(self._model, take_group(self._waiting, self._max_rows))
+        prefill = self._prefill
+        try:
+            prefill.step()
+        except (RuntimeError, ValueError, MemoryError) as error:
+            self._prefill = None
+            self._retry_alone(prefill.jobs, error)
+            return
+        if prefill.done:
+            self._prefill = None
+            self._ready.extend(
+                _Ready(job, prefill, row) for row, job in enumerate(prefill.jobs) if not job.settled
+            )
+
+    def _retry_alone(self, jobs: list[Job], error: Exception) -> None:
+        if len(jobs) == 1:
+            _log.error("prefill of %s failed", jobs[0].request.request_id, exc_info=error)
+            jobs[0].fail(CommandFailed(f"the sampler failed on this prompt: {error}"))
+            return
+        for job in jobs:
+            job.alone = True
+            # A step may have scored a part of the prompt; the table of top tokens begins with one unused cell.
+            del job.prompt_logprobs[1:]
+            if job.prompt_topk is not None:
+                del job.prompt_topk.token_ids[1:], job.prompt_topk.logprobs[1:]
+        self._waiting.extendleft(reversed([job for job in jobs if not job.settled]))
+
+    # ---- admission
+
+    def _start_samples(self) -> None:
+        """Give free rows to ready jobs in order; what ends with its first token needs no row."""
+        while self._ready:
+            ready = self._ready[0]
+            left = len(ready.job.sequences) - ready.started
+            free = self._max_rows - len(self._live)
+            count = left if ready.job.max_new <= 1 else min(left, free)
+            if count == 0 and left:
+                return
+            begin = ready.started
+            ready.started += count
+            self._start(ready, ready.job.sequences[begin : begin + count])
+            if ready.started == len(ready.job.sequences) or ready.job.settled:
+                self._ready.popleft()
+
+    def _start(self, ready: _Ready, sequences: list[Sequence]) -> None:
+        """Draw the first token of these samples and make rows of those that go on."""
+        job, prefill = ready.job, ready.prefill
+        assert prefill.last_logits_BV is not None
+        if job.max_new > 0:
+            logits = prefill.last_logits_BV[ready.row].expand(len(sequences), -1)
+            self._append(sequences, logits)
+        job.settle_if_ended()
+        for sequence in sequences:
+            if sequence.ended is None and not job.settled:
+                row = len(self._live)
+                self._cache.reserve(row + 1, len(job.prompt))
+                self._cache.copy_from(prefill.cache, ready.row, row, len(job.prompt))
+                self._live.append(sequence)
+
+    # ---- decoding
+
+    def _decode(self) -> None:
+        """Draw one token for every live row."""
+        if not self._live:
+            return
+        device = self._model.base.device
+        tokens_BT = torch.tensor([[s.tokens[-1]] for s in self._live], device=device)
+        start_B = torch.tensor([s.next_position for s in self._live], device=device)
+        adapters = [sequence.job.adapter for sequence in self._live]
+        hidden_BTE = self._model.forward(tokens_BT, start_B, self._cache, adapters)
+        self._append(self._live, self._model.logits(hidden_BTE[:, 0], adapters))
+        for sequence in self._live:
+            if sequence.ended is not None:
+                sequence.job.settle_if_ended()
+        self._drop_settled()
+
+    def _append(self, sequences: list[Sequence], logits_BV: torch.Tensor) -> None:
+        """Draw from each row of logits; a row that is not finite fails its job and no other."""
+        finite = logits_BV.amax(dim=-1).isfinite()
+        if not bool(finite.all()):
+            for sequence, good in zip(sequences, finite.tolist(), strict=True):
+                if not good:
+                    sequence.job.fail(CommandFailed("the logits of this request are not finite"))
+            logits_BV = torch.where(finite[:, None], logits_BV, 0.0)
+        values_BV = logits_BV.log_softmax(dim=-1)
+        tokens = draw_tokens(logits_BV, [sequence.draw for sequence in sequences])
+        chosen = logprobs.of_tokens(values_BV, tokens)
+        for row, sequence in enumerate(sequences):
+            if sequence.topk is not None:
+                ids, tops = logprobs.most_likely(values_BV[row : row + 1], sequence.topk.k)
+                sequence.topk.add(ids[0], tops[0])
+            sequence.append(tokens[row], chosen[row])
+        self.generated_tokens += len(sequences)
+
+    def _drop_settled(self) -> None:
+        """Free the rows of samples that ended, and of jobs that were failed; from the last row down."""
+        for row in range(len(self._live) - 1, -1, -1):
+            sequence = self._live[row]
+            failed = sequence.job.settled and sequence.ended is None
+            if sequence.ended is None and not failed:
+                continue
+            self._cache.clear(row)
+            last = self._live.pop()
+            if last is not sequence:
+                self._cache.copy_from(self._cache, len(self._live), row, last.next_position)
+                self._live[row] = last
+        self._ready = deque(ready for ready in self._ready if not ready.job.settled)

@@ -1,0 +1,244 @@
+"""EmbeddedSampler: the sampling engine that ships with Lilo (`lilo.samplers: embedded`).
+
+The async face of one torch thread. It checks requests, resolves adapter names, and turns bytes into lists and back;
+`worker.py` and below generate. The process that hosts it is `lilo_engine.sampling.host`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import anyio
+import anyio.to_thread
+import numpy as np
+import torch
+from lilo_definitions import resolve_source
+from lilo_engine.errors import Gone, InvalidRequest, LiloError, NotFound, ServerError, Unavailable
+from lilo_engine.sampling.engine import (
+    SamplerConfig,
+    SampleRequest,
+    SampleResult,
+    SamplerHealth,
+    SamplerInfo,
+    SamplingParams,
+)
+
+from lilo_miles_backend.sampler.adapters import Adapter, read_adapter
+from lilo_miles_backend.sampler.batch import Batch
+from lilo_miles_backend.sampler.model import Model
+from lilo_miles_backend.sampler.sequence import Job
+from lilo_miles_backend.sampler.text import StopStrings, read_tokenizer
+from lilo_miles_backend.sampler.weights import read_base
+from lilo_miles_backend.sampler.worker import Worker
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_CLOSE_S = 10.0
+"""A step takes milliseconds to a few seconds; `close` waits for one."""
+
+
+class EmbeddedSampler:
+    """Implements `lilo_engine.sampling.engine.SamplingEngine`."""
+
+    def __init__(self, config: SamplerConfig, *, num_threads: int = 1) -> None:
+        """Load the base model and start the torch thread.
+
+        Args:
+            config: names the definition.
+            num_threads: of torch. One is the quickest for small models and leaves the machine to the trainer.
+
+        Raises:
+            ValueError: the model folder holds something that this sampler does not run.
+        """
+        definition = config.definition
+        folder = resolve_source(definition.model.source)
+        base = read_base(
+            folder,
+            dtype=_DTYPES[definition.dtype],
+            device=torch.device(definition.topology.device),
+        )
+        if base.shape.vocab_size != definition.model.vocab_size:
+            raise ValueError(
+                f"definition {definition.name!r} says vocab_size {definition.model.vocab_size}, "
+                f"{folder} has {base.shape.vocab_size}"
+            )
+        self._tokenizer = read_tokenizer(folder)
+        self._base = base
+        self._context = definition.context
+        self._adapters: dict[str, Adapter] = {}
+        self._max_adapters = definition.sampler.max_adapters
+        self._loading = anyio.Lock()
+        self._closed = False
+        self._info = SamplerInfo(
+            base_model=definition.model.name,
+            vocab_size=base.shape.vocab_size,
+            max_context=definition.context,
+            eos_tokens=base.eos_tokens,
+            stop_strings=self._tokenizer is not None,
+            max_adapters=definition.sampler.max_adapters,
+            device=str(base.device),
+            pid=os.getpid(),
+        )
+        self._model = Model(base)
+        batch = Batch(
+            self._model, max_rows=definition.sampler.sequences, max_length=definition.context
+        )
+        self._worker = Worker(batch, num_threads=num_threads)
+
+    async def load(self, name: str, folder: str) -> None:
+        """Load a PEFT folder under an immutable name; the same pair again does nothing.
+
+        Raises:
+            InvalidRequest: the folder is no adapter for this base model, or the name stands for another folder.
+            ServerError: as many adapters are loaded as the definition allows.
+        """
+        async with self._loading:
+            held = self._adapters.get(name)
+            if held is not None and held.folder == folder:
+                return
+            if held is not None:
+                raise InvalidRequest(
+                    f"adapter {name!r} is {held.folder}; names are immutable, load {folder} under another"
+                )
+            if len(self._adapters) >= self._max_adapters:
+                raise ServerError(
+                    f"{len(self._adapters)} adapters are loaded, the definition allows {self._max_adapters}; "
+                    "unload one first"
+                )
+            self._adapters[name] = await anyio.to_thread.run_sync(
+                read_adapter, name, folder, self._base
+            )
+
+    async def unload(self, name: str) -> None:
+        """Forget the name; running requests hold the adapter itself and finish with it."""
+        adapter = self._adapters.pop(name, None)
+        if adapter is not None:
+            self._worker.post(lambda _: self._model.stacks.forget(adapter))
+
+    async def sample(self, request: SampleRequest) -> SampleResult:
+        """Generate; cancelling the call frees its rows.
+
+        Raises:
+            NotFound: the adapter is not loaded.
+            InvalidRequest: prompt or parameters cannot be honoured.
+            Gone: the request was aborted.
+            CommandFailed: this request failed; others go on.
+        """
+        if self._closed:
+            raise Unavailable("the sampler is closed; try again when it is back")
+        future: Future[SampleResult] = Future()
+        # From here on the future cannot be cancelled under the torch thread, only by its abort.
+        future.set_running_or_notify_cancel()
+        job = self._job(request, _deliver_to(future))
+        self._worker.post(lambda batch: batch.submit(job))
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            await self.abort(request.request_id)
+            raise
+
+    async def abort(self, request_id: str) -> None:
+        """Stop a request; its `sample` raises `Gone`. Unknown ids are no error."""
+        error = Gone(f"request {request_id} was aborted; send it again to sample")
+        self._worker.post(lambda batch: batch.abort(request_id, error))
+
+    async def health(self) -> SamplerHealth:
+        """Progress of the torch thread."""
+        return self._worker.health()
+
+    async def info(self) -> SamplerInfo:
+        """What it can do."""
+        return self._info
+
+    async def close(self) -> None:
+        """End the thread; what still runs fails.
+
+        Raises:
+            ServerError: the thread did not end within the limit.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        if not await anyio.to_thread.run_sync(self._worker.stop, _CLOSE_S):
+            raise ServerError(f"the sampler thread did not end within its limit of {_CLOSE_S} s")
+
+    def _job(
+        self, request: SampleRequest, deliver: Callable[[SampleResult | LiloError], None]
+    ) -> Job:
+        prompt = np.frombuffer(request.prompt, dtype="<i4").tolist()
+        self._check_prompt(prompt)
+        _check_params(request)
+        params = request.params
+        adapter = None
+        if request.adapter is not None:
+            adapter = self._adapters.get(request.adapter)
+            if adapter is None:
+                raise NotFound(f"adapter {request.adapter!r} is not loaded in this sampler")
+        if params.stop_strings and self._tokenizer is None:
+            raise InvalidRequest(
+                "stop strings need a tokenizer.json beside the model, there is none; use stop token ids"
+            )
+        return Job(
+            request=request,
+            prompt=prompt,
+            adapter=adapter,
+            # The last token that is drawn is never fed, so it may stand one past the context.
+            max_new=min(params.max_tokens, self._context - len(prompt) + 1),
+            stop_strings=StopStrings(self._tokenizer, params.stop_strings)
+            if params.stop_strings and self._tokenizer is not None
+            else None,
+            deliver=deliver,
+        )
+
+    def _check_prompt(self, prompt: list[int]) -> None:
+        if not prompt:
+            raise InvalidRequest("the prompt is empty; send at least one token")
+        if len(prompt) > self._context:
+            raise InvalidRequest(
+                f"the prompt has {len(prompt)} tokens, over the context of {self._context}; shorten it"
+            )
+        vocab = self._info.vocab_size
+        for place, token in enumerate(prompt):
+            if not 0 <= token < vocab:
+                raise InvalidRequest(
+                    f"prompt token {place} is {token}; token ids are 0 to {vocab - 1}"
+                )
+
+
+def _check_params(request: SampleRequest) -> None:
+    params: SamplingParams = request.params
+    if len(request.prompt) % 4:
+        raise InvalidRequest(f"a prompt of {len(request.prompt)} bytes is not a list of int32")
+    checks: list[tuple[bool, str]] = [
+        (request.num_samples >= 1, f"num_samples is {request.num_samples}; expected at least 1"),
+        (params.max_tokens >= 0, f"max_tokens is {params.max_tokens}; expected at least 0"),
+        (
+            0 <= params.temperature < float("inf"),
+            f"temperature is {params.temperature}; expected a finite number from 0 on",
+        ),
+        (
+            params.top_k == -1 or params.top_k >= 1,
+            f"top_k is {params.top_k}; expected -1 (all) or at least 1",
+        ),
+        (0 < params.top_p <= 1, f"top_p is {params.top_p}; expected above 0 and at most 1"),
+        (
+            request.topk_prompt_logprobs >= 0 and request.topk_sample_logprobs >= 0,
+            "numbers of top logprobs cannot be negative",
+        ),
+        (all(params.stop_strings), "a stop string is empty"),
+    ]
+    for good, words in checks:
+        if not good:
+            raise InvalidRequest(words)
+
+
+def _deliver_to(future: Future[SampleResult]) -> Callable[[SampleResult | LiloError], None]:
+    def deliver(outcome: SampleResult | LiloError) -> None:
+        if isinstance(outcome, LiloError):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
+
+    return deliver

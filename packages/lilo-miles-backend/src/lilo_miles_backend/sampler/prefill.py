@@ -1,0 +1,93 @@
+"""Prefill: prompts on their way into the batch, computed in a cache of their own.
+
+A group of short prompts is one padded forward pass; a long prompt is a group of one and takes several steps of at most
+`CHUNK_TOKENS` tokens, so that running samples wait for one piece only, never for a whole prompt. Padding stands after
+the last token of a row, where no token of that row looks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import torch
+
+from lilo_miles_backend.sampler import logprobs
+from lilo_miles_backend.sampler.model import Model
+from lilo_miles_backend.sampler.sequence import Job
+
+CHUNK_TOKENS = 1024
+"""Padded tokens of one prefill step."""
+_LOGIT_ROWS = 256
+"""Prompt positions whose logits are held at once."""
+
+
+def take_group(waiting: deque[Job], max_rows: int) -> list[Job]:
+    """Remove from the head of `waiting` the jobs that fit into one step; the first one always does."""
+    group = [waiting.popleft()]
+    longest = len(group[0].prompt)
+    while waiting and len(group) < max_rows and not group[0].alone and not waiting[0].alone:
+        longest = max(longest, len(waiting[0].prompt))
+        if longest * (len(group) + 1) > CHUNK_TOKENS:
+            break
+        group.append(waiting.popleft())
+    return group
+
+
+class Prefill:
+    """The prompts of `jobs`, computed up to `position`."""
+
+    def __init__(self, model: Model, jobs: list[Job]) -> None:
+        """Allocates when the first step runs."""
+        self.jobs = jobs
+        self.position = 0
+        self.length = max(len(job.prompt) for job in jobs)
+        self.cache = model.new_cache(max_rows=len(jobs), max_length=self.length)
+        self.last_logits_BV: torch.Tensor | None = None
+        """Logits after the last prompt token, one row per job; set when done."""
+        self._model = model
+
+    @property
+    def done(self) -> bool:
+        """Whether every prompt is in the cache."""
+        return self.position >= self.length
+
+    def step(self) -> None:
+        """Compute the next piece, and what was asked about the prompt there."""
+        end = min(self.length, self.position + max(1, CHUNK_TOKENS // len(self.jobs)))
+        pieces = [job.prompt[self.position : end] for job in self.jobs]
+        width = end - self.position
+        device = self._model.base.device
+        tokens_BT = torch.tensor([p + [0] * (width - len(p)) for p in pieces], device=device)
+        start_B = torch.full((len(self.jobs),), self.position, device=device)
+        self.cache.reserve(len(self.jobs), self.length)
+        hidden_BTE = self._model.forward(
+            tokens_BT, start_B, self.cache, [job.adapter for job in self.jobs]
+        )
+        for row, job in enumerate(self.jobs):
+            if job.wants_prompt and not job.settled:
+                self._score(job, hidden_BTE[row], end)
+        self.position = end
+        if self.done:
+            self._finish(hidden_BTE, end - width)
+
+    def _finish(self, hidden_BTE: torch.Tensor, start: int) -> None:
+        # Only a group of one takes several steps, so every row's last token is in this piece.
+        last = torch.tensor([len(job.prompt) - 1 - start for job in self.jobs])
+        rows = torch.arange(len(self.jobs))
+        self.last_logits_BV = self._model.logits(
+            hidden_BTE[rows, last], [job.adapter for job in self.jobs]
+        )
+
+    def _score(self, job: Job, hidden_TE: torch.Tensor, end: int) -> None:
+        """Log-probabilities of the tokens that follow the positions of this piece."""
+        stop = min(end, len(job.prompt) - 1)
+        for first in range(self.position, stop, _LOGIT_ROWS):
+            past = min(stop, first + _LOGIT_ROWS)
+            part = hidden_TE[first - self.position : past - self.position]
+            logits = self._model.logits(part, [job.adapter] * (past - first))
+            values = logits.log_softmax(dim=-1)
+            job.prompt_logprobs += logprobs.of_tokens(values, job.prompt[first + 1 : past + 1])
+            if job.prompt_topk is not None:
+                ids, tops = logprobs.most_likely(values, job.prompt_topk.k)
+                for row_ids, row_tops in zip(ids, tops, strict=True):
+                    job.prompt_topk.add(row_ids, row_tops)
