@@ -1,0 +1,166 @@
+"""Bridge client: a Backend whose work is done in another process. Blocking; `dispatch.py` calls it from threads.
+
+Nothing is ever sent twice. A lost reply, a limit that ran out or any transport error fences the client once and
+for all: nobody can know whether the command was carried out, so nothing more is sent, and every waiting or later
+call raises BackendLost with the first cause.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from lilo_definitions import Limits
+
+from lilo_engine.commands.backend import CaptureKind
+from lilo_engine.commands.bridge import CHANNEL_OF, CHANNELS, Channel, Command, Reply, command_limit
+from lilo_engine.commands.command import (
+    BackendInfo,
+    Batch,
+    CaptureId,
+    Destination,
+    Health,
+    Output,
+    Published,
+)
+from lilo_engine.commands.connection import Connection
+from lilo_engine.commands.frames import FrameError
+from lilo_engine.errors import BackendLost, LiloError
+from lilo_engine.operations.operation import AdamParams, LoraSpec, ModelId
+from lilo_engine.operations.reference import CheckpointRef
+
+CLOSE_LIMIT_S = 3.0
+"""A trainer that cannot close by then is ended by signals."""
+
+
+class BridgeClient:
+    """Implements `Backend`."""
+
+    def __init__(
+        self, streams: Mapping[Channel, Sequence[socket.socket]], *, epoch: int, limits: Limits
+    ) -> None:
+        """Take over connected streams, by channel."""
+        self._epoch = epoch
+        self._limits = limits
+        self._all = [Connection(stream) for channel in CHANNELS for stream in streams[channel]]
+        self._free: dict[Channel, queue.Queue[Connection]] = {}
+        connections = iter(self._all)
+        for channel in CHANNELS:
+            self._free[channel] = queue.Queue()
+            for _ in streams[channel]:
+                self._free[channel].put(next(connections))
+        self._fence = threading.Lock()
+        self._cause: str | None = None
+
+    @property
+    def cause(self) -> str | None:
+        """Why it is fenced, or None."""
+        return self._cause
+
+    def describe(self) -> BackendInfo:
+        """What it can do; waits for the start-up to end."""
+        return cast("BackendInfo", self._call("describe"))
+
+    def create_adapter(self, model_id: ModelId, spec: LoraSpec) -> None:
+        """Make a fresh adapter."""
+        self._call("create_adapter", model_id, spec)
+
+    def forward_backward(self, batch: Batch) -> list[Output]:
+        """Run the items."""
+        return cast("list[Output]", self._call("forward_backward", batch))
+
+    def optim_step(self, model_id: ModelId, params: AdamParams) -> Mapping[str, float]:
+        """One AdamW step."""
+        return cast("Mapping[str, float]", self._call("optim_step", model_id, params))
+
+    def capture(self, model_id: ModelId, kind: CaptureKind) -> CaptureId:
+        """Freeze the model's state."""
+        return CaptureId(cast("str", self._call("capture", model_id, kind)))
+
+    def persist(self, capture_id: CaptureId, destination: Destination) -> Published:
+        """Publish a capture."""
+        return cast("Published", self._call("persist", capture_id, destination))
+
+    def load(self, model_id: ModelId, source: CheckpointRef, *, with_optimizer: bool) -> None:
+        """Replace the adapter by a published one."""
+        self._call("load", model_id, source, with_optimizer=with_optimizer)
+
+    def drop_gradients(self, model_id: ModelId) -> None:
+        """Forget the gradients of this window."""
+        self._call("drop_gradients", model_id)
+
+    def unload(self, model_id: ModelId) -> None:
+        """Free the slot."""
+        self._call("unload", model_id)
+
+    def health(self) -> Health:
+        """Progress."""
+        return cast("Health", self._call("health"))
+
+    def close(self) -> None:
+        """Ask the trainer to end, for at most `CLOSE_LIMIT_S`, then fence."""
+        if self._cause is None:
+            with contextlib.suppress(LiloError):
+                self._exchange(
+                    "gpu", self._command("close"), CLOSE_LIMIT_S, "the limit for closing"
+                )
+        self.fence("it was closed")
+
+    def fence(self, cause: str) -> None:
+        """Send nothing any more and wake everybody who waits; the first cause is kept."""
+        with self._fence:
+            if self._cause is not None:
+                return
+            self._cause = cause
+        for connection in self._all:
+            connection.shutdown()
+
+    def _call(self, method: str, *args: object, **kwargs: object) -> object:
+        limit_s, words = command_limit(method, args, self._limits)
+        command = self._command(method, *args, **kwargs)
+        return self._exchange(CHANNEL_OF[method], command, limit_s, words)
+
+    def _command(self, method: str, *args: object, **kwargs: object) -> Command:
+        return Command(method=method, epoch=self._epoch, args=args, kwargs=kwargs)
+
+    def _exchange(self, channel: Channel, command: Command, limit_s: float, words: str) -> object:
+        try:
+            connection = self._free[channel].get(timeout=limit_s)
+        except queue.Empty:
+            raise self._lost(
+                f"no connection for {command.method} came free within {words}"
+            ) from None
+        try:
+            answer = self._round_trip(connection, command, limit_s, words)
+        finally:
+            self._free[channel].put(connection)
+        if isinstance(answer, BackendLost):
+            raise self._lost(answer.message)
+        if isinstance(answer, LiloError):
+            raise answer
+        if not isinstance(answer, Reply):
+            raise self._lost(f"it answered {command.method} with a {type(answer).__name__}")
+        return answer.value
+
+    def _round_trip(
+        self, connection: Connection, command: Command, limit_s: float, words: str
+    ) -> Any:  # noqa: ANN401 - checked by the caller
+        if self._cause is not None:
+            raise BackendLost(self._cause)
+        try:
+            connection.send(command, limit_s)
+            return connection.receive(limit_s)
+        except TimeoutError:
+            raise self._lost(f"it did not answer {command.method} within {words}") from None
+        except (OSError, EOFError, FrameError) as error:
+            text = str(error) or type(error).__name__
+            raise self._lost(f"the connection broke during {command.method}: {text}") from error
+
+    def _lost(self, cause: str) -> BackendLost:
+        """Fence, and give the error with the first cause there was."""
+        self.fence(cause)
+        return BackendLost(self._cause or cause)

@@ -1,0 +1,72 @@
+"""Bridge server: the trainer's side of the bridge. Runs in the backend process; `serve_backend.py` starts it.
+
+The GPU channel is served by the thread that calls `serve` (the main thread: devices and compilers want one), every
+other connection by a thread of its own, so that persisting and health go on beside a long pass.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Mapping, Sequence
+
+from lilo_engine.commands.backend import Backend
+from lilo_engine.commands.bridge import CHANNEL_OF, Channel, Command, Reply
+from lilo_engine.commands.connection import Connection
+from lilo_engine.commands.frames import FrameError
+from lilo_engine.errors import BackendLost, LiloError
+
+_log = logging.getLogger(__name__)
+
+
+def serve(
+    backend: Backend, streams: Mapping[Channel, Sequence[socket.socket]], *, epoch: int
+) -> None:
+    """Answer commands until `close` was called, the trainer is lost, or the other side is gone."""
+    for channel, members in streams.items():
+        if channel == "gpu":
+            continue
+        for stream in members:
+            threading.Thread(
+                target=_serve_channel,
+                args=(backend, Connection(stream), channel, epoch),
+                name=f"bridge-{channel}",
+                daemon=True,
+            ).start()
+    (gpu,) = streams["gpu"]
+    _serve_channel(backend, Connection(gpu), "gpu", epoch)
+
+
+def _serve_channel(backend: Backend, connection: Connection, channel: Channel, epoch: int) -> None:
+    goes_on = True
+    while goes_on:
+        try:
+            command = connection.receive(None)
+        except (OSError, EOFError, FrameError) as error:
+            _log.info("the %s connection ended: %s", channel, error)
+            return
+        answer = _answer(backend, command, channel, epoch)
+        goes_on = not isinstance(answer, BackendLost) and command.method != "close"
+        try:
+            connection.send(answer, None)
+        except OSError as error:
+            _log.info("nobody takes the answer to %s: %s", command.method, error)
+            return
+
+
+def _answer(backend: Backend, command: object, channel: Channel, epoch: int) -> Reply | LiloError:
+    """Run one command. A UserError and the like concern it alone; anything else means the trainer is lost."""
+    if not isinstance(command, Command) or CHANNEL_OF.get(command.method) != channel:
+        return BackendLost(f"{command!r:.200} is no command of the {channel} channel")
+    if command.epoch != epoch:
+        return BackendLost(f"{command.method} is for epoch {command.epoch}; this is epoch {epoch}")
+    try:
+        return Reply(value=getattr(backend, command.method)(*command.args, **command.kwargs))
+    except LiloError as error:
+        return error
+    except Exception as error:
+        _log.exception("%s failed; the trainer is given up", command.method)
+        return BackendLost(
+            f"{command.method} failed in the trainer: {type(error).__name__}: {error}"
+        )

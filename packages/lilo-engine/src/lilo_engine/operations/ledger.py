@@ -1,0 +1,194 @@
+"""Ledger: all operations of one model and their futures. Pure: waiting on a future is `waiting.py`'s.
+
+    submitted -> parked (waits for its number) -> taken (runs) -> finished -> fetched -> forgotten
+
+A result stays fetchable after it was fetched, because the reply can be lost; only the `KEPT_FETCHED` latest fetched
+ones are kept. One that was never fetched is kept while there are at most `KEPT_UNFETCHED` of them; asking for a
+forgotten one says so.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from lilo_engine.errors import Gone, InvalidRequest, LiloError, NotFound, Saturated
+from lilo_engine.operations.fingerprint import Fingerprint, coalescing_key
+from lilo_engine.operations.operation import (
+    CreateModel,
+    ForwardBackward,
+    ModelId,
+    Operation,
+    RequestId,
+)
+from lilo_engine.operations.result import Complete, Failed, FutureState, Result
+from lilo_engine.operations.sequence import Sequence
+
+KEPT_FETCHED = 1024
+"""Covers every reply that can still be on its way to one client."""
+KEPT_UNFETCHED = 16384
+"""Results of a client that never looks; far above what one client keeps in flight."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Entry:
+    """One operation from its submission to its end."""
+
+    request_id: RequestId
+    seq_id: int
+    """0 for the creation."""
+    fingerprint: Fingerprint
+    operation: Operation | None
+    """None once it has finished: its payload is let go."""
+    refusal: LiloError | None = None
+    """Set when the operation was invalid: it fails when its turn comes."""
+    tokens: int = 0
+    """Sum of the model-input lengths, counted once."""
+    key: bytes | None = None
+    """Equal for passes that may share a command; None for everything else."""
+    state: FutureState | None = None
+    """None until finished."""
+    fetched: bool = False
+
+
+def describe(operation: Operation) -> tuple[int, bytes | None]:
+    """Token count and coalescing key, computed once so that a scheduling pass never looks at payloads."""
+    if not isinstance(operation, ForwardBackward):
+        return 0, None
+    key = coalescing_key(operation.loss, operation.loss_config, forward_only=operation.forward_only)
+    return operation.num_tokens, key
+
+
+@dataclass(slots=True, kw_only=True)
+class Ledger:
+    """The operations of one model."""
+
+    model_id: ModelId
+    max_queued: int
+    """Waiting operations before submissions are refused."""
+    sequence: Sequence[Entry] = field(default_factory=Sequence[Entry])
+    _entries: dict[int, Entry] = field(default_factory=dict[int, Entry])
+    _fetched: OrderedDict[int, None] = field(default_factory=OrderedDict[int, None])
+    _unfetched: OrderedDict[int, None] = field(default_factory=OrderedDict[int, None])
+
+    def request_id(self, seq_id: int) -> RequestId:
+        """The id of the future of a number."""
+        return RequestId(f"{self.model_id}:{seq_id}")
+
+    def known(self, seq_id: int, fingerprint: Fingerprint) -> RequestId | None:
+        """The id given to the same submission before, or None for a new one.
+
+        Raises:
+            InvalidRequest: the number belongs to another payload, or to one that was forgotten.
+        """
+        entry = self._entries.get(seq_id)
+        if entry is None:
+            if seq_id < self.sequence.next and seq_id > 0:
+                raise InvalidRequest(
+                    f"seq_id {seq_id} of {self.model_id} was used long ago; "
+                    f"the next new number is {self.sequence.next}"
+                )
+            return None
+        if entry.fingerprint != fingerprint:
+            raise InvalidRequest(
+                f"seq_id {seq_id} of {self.model_id} was used with another payload; "
+                "each request needs a number of its own"
+            )
+        return entry.request_id
+
+    def open_creation(self, request: CreateModel, fingerprint: Fingerprint) -> Entry:
+        """The future of the model's own creation, outside the numbering."""
+        entry = Entry(
+            request_id=self.request_id(0), seq_id=0, fingerprint=fingerprint, operation=None
+        )
+        self._entries[0] = entry
+        return entry
+
+    def submit(
+        self, operation: Operation, fingerprint: Fingerprint, refusal: LiloError | None
+    ) -> Entry:
+        """Park a new operation until its number is next.
+
+        Raises:
+            Saturated: `max_queued` operations wait already.
+        """
+        if len(self.sequence) >= self.max_queued:
+            gap = self.sequence.missing()
+            why = "" if gap is None else f"; they wait for number {gap}, which never came"
+            raise Saturated(
+                f"{len(self.sequence)} operations of {self.model_id} wait already, the limit is "
+                f"{self.max_queued}{why}; await results before sending more"
+            )
+        tokens, key = (0, None) if refusal is not None else describe(operation)
+        entry = Entry(
+            request_id=self.request_id(operation.seq_id),
+            seq_id=operation.seq_id,
+            fingerprint=fingerprint,
+            operation=operation,
+            refusal=refusal,
+            tokens=tokens,
+            key=key,
+        )
+        self.sequence.park(operation.seq_id, entry)
+        self._entries[operation.seq_id] = entry
+        return entry
+
+    def find(self, seq_id: int) -> Entry:
+        """The entry of a number.
+
+        Raises:
+            NotFound: nothing has that number.
+            Gone: its result was forgotten.
+        """
+        entry = self._entries.get(seq_id)
+        if entry is not None:
+            return entry
+        if 0 < seq_id < self.sequence.next:
+            raise Gone(
+                f"the result of operation {seq_id} of {self.model_id} was kept for later ones to "
+                f"come and is gone; the {KEPT_FETCHED} latest fetched results are kept"
+            )
+        raise NotFound(f"{self.model_id} has no operation {seq_id}")
+
+    def complete(self, entry: Entry, result: Result) -> None:
+        """An operation finished with a result."""
+        self._finish(entry, Complete(result=result))
+
+    def fail(self, entry: Entry, error: LiloError) -> None:
+        """An operation finished with an error."""
+        self._finish(entry, Failed(error=error))
+
+    def fetch(self, entry: Entry) -> None:
+        """A finished entry was given to the client."""
+        if entry.fetched or entry.state is None:
+            return
+        entry.fetched = True
+        self._unfetched.pop(entry.seq_id, None)
+        self._fetched[entry.seq_id] = None
+        self._trim(self._fetched, KEPT_FETCHED)
+
+    def unfinished(self) -> list[Entry]:
+        """Everything without a result, in order of the numbers."""
+        return [self._entries[n] for n in sorted(self._entries) if self._entries[n].state is None]
+
+    def abandon(self, error: LiloError) -> list[Entry]:
+        """Fail what is still parked, and return it."""
+        parked = self.sequence.clear()
+        for entry in parked:
+            self.fail(entry, error)
+        return parked
+
+    def _finish(self, entry: Entry, state: FutureState) -> None:
+        if entry.state is not None:
+            return
+        entry.state = state
+        entry.operation = None
+        self._unfetched[entry.seq_id] = None
+        self._trim(self._unfetched, KEPT_UNFETCHED)
+
+    def _trim(self, kept: OrderedDict[int, None], limit: int) -> None:
+        while len(kept) > limit:
+            seq_id, _ = kept.popitem(last=False)
+            if seq_id > 0:
+                del self._entries[seq_id]
+            # The creation is never forgotten: its retry must find the model that is there.
