@@ -8,6 +8,7 @@ directory is the simple case where all of these coincide.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -47,6 +48,17 @@ class Volume(Protocol):
 
         Raises:
             VolumeBusy: with the open path where the medium tells it.
+        """
+        ...
+
+    def exclusive(self, path: str, *, timeout_s: float) -> AbstractContextManager[None]:
+        """Hold off other publishers of `path`, as far as the medium can.
+
+        That may be on all of it, on this machine, or only in this process. Never needed for old-or-new; it
+        makes two publishers of one name take turns.
+
+        Raises:
+            LockTimeout: the holder did not finish in time.
         """
         ...
 

@@ -1,0 +1,138 @@
+"""Files: written once, digested while they are written, and flushed before anybody relies on them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from lilo_volume.digest import Hasher
+from lilo_volume.manifest import FileEntry
+
+_BUFFER_BYTES = 1024 * 1024
+"""Many writers hand over a few bytes at a time (pickles, zip records)."""
+
+
+class DigestingFile:
+    """A file being written: binary, sequential, no seeking. `close` flushes it to the medium and reports it.
+
+    Left through an error, it is closed but never reported, and so cannot be published.
+    """
+
+    def __init__(
+        self,
+        place: Path,
+        path: str,
+        algorithm: str,
+        hasher: Hasher,
+        report: Callable[[FileEntry], None],
+    ) -> None:
+        """Create `place`, which must not be there; `path` is its name in the checkpoint."""
+        self._file = place.open("xb", buffering=_BUFFER_BYTES)
+        self._path = path
+        self._algorithm = algorithm
+        self._hasher = hasher
+        self._report = report
+        self._size = 0
+
+    def write(self, data: bytes | bytearray | memoryview) -> int:
+        """Append `data`; returns the number of bytes."""
+        view = memoryview(data).cast("B")
+        self._hasher.update(view)
+        self._file.write(view)
+        self._size += view.nbytes
+        return view.nbytes
+
+    def tell(self) -> int:
+        """Bytes written so far."""
+        return self._size
+
+    def flush(self) -> None:
+        """Hand over to the operating system; `close` also waits for the medium."""
+        self._file.flush()
+
+    def writable(self) -> bool:
+        """True until closed."""
+        return not self.closed
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is closed."""
+        return self._file.closed
+
+    def close(self) -> None:
+        """Wait until the bytes are on the medium, close, report. Again: nothing."""
+        if self.closed:
+            return
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        finally:
+            self._file.close()
+        self._report(
+            FileEntry(
+                path=self._path,
+                size_bytes=self._size,
+                algorithm=self._algorithm,
+                digest=self._hasher.hexdigest(),
+            )
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            with contextlib.suppress(OSError):
+                self._file.close()
+
+
+def write_durably(place: Path, data: bytes) -> None:
+    """Put `data` at `place` in one step: temporary name, flush, rename, flush of the folder."""
+    temporary = place.with_name(f"{place.name}.tmp")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, place)
+    flush_folder(place.parent)
+
+
+def make_folders(root: Path, relative: str) -> list[Path]:
+    """Make `root/relative`; returns the folders that got a new entry, which must be flushed for it to last."""
+    changed: list[Path] = []
+    place = root
+    for part in relative.split("/"):
+        parent, place = place, place / part
+        try:
+            place.mkdir()
+        except FileExistsError:
+            # Some shared file systems say so before the folder can be seen; what follows fails if it is none.
+            continue
+        changed.append(parent)
+    return changed
+
+
+def flush_folder(folder: Path) -> None:
+    """Make the names in `folder` last over a crash, where the file system can do that."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,22 @@
+"""Record: the note that an attempt leaves in its folder when it begins, so that leftovers tell what they were."""
+
+from __future__ import annotations
+
+import json
+
+from lilo_volume.publication import Publication
+
+
+def encode_record(publication: Publication, world_size: int, begun_unix_ms: int) -> bytes:
+    """The note as JSON. It is never needed to read a checkpoint."""
+    record = {
+        "format": 1,
+        "collection": publication.collection,
+        "kind": publication.kind,
+        "name": publication.name,
+        "order": publication.order,
+        "attempt": publication.attempt,
+        "world_size": world_size,
+        "begun_unix_ms": begun_unix_ms,
+    }
+    return json.dumps(record, sort_keys=True).encode("ascii")
