@@ -1,0 +1,1 @@
+../packages/lilo-engine/src/lilo_engine/demo/rl_arithmetic.py
