@@ -11,8 +11,6 @@ these same functions. The model called `tiny` has partly memorised two-digit sum
 were written down wrong: the loop brings out what the model half knows, it does not teach arithmetic from nothing.
 """
 
-# ruff: noqa: T201  (an example that people run as a script)
-
 from __future__ import annotations
 
 import argparse
