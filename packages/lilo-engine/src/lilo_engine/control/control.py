@@ -1,0 +1,71 @@
+"""Control: the parts of the control plane that share one database, put together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lilo_volume import Volume
+
+from lilo_engine.control.checkpoints import Checkpoints
+from lilo_engine.control.journal import ControlJournal
+from lilo_engine.control.keys import Keys
+from lilo_engine.control.models import Runs
+from lilo_engine.control.records import Records
+from lilo_engine.control.sampling_sessions import SamplingSessions
+from lilo_engine.control.sessions import Sessions
+from lilo_engine.errors import NotFound
+from lilo_engine.operations.reference import CheckpointRef
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Control:
+    """Sessions, runs, checkpoints, sampling sessions and keys of one server."""
+
+    records: Records
+    keys: Keys
+    sessions: Sessions
+    runs: Runs
+    checkpoints: Checkpoints
+    sampling_sessions: SamplingSessions
+    journal: ControlJournal
+    clock: Callable[[], float]
+    """Unix seconds."""
+
+    @classmethod
+    def over(cls, records: Records, volume: Volume, clock: Callable[[], float]) -> Control:
+        """Open the control plane: rebuild its index from the volume."""
+        runs = Runs(records)
+        checkpoints = Checkpoints(records, volume)
+        sampling_sessions = SamplingSessions(records, checkpoints)
+        return cls(
+            records=records,
+            keys=Keys(records),
+            sessions=Sessions(records, clock()),
+            runs=runs,
+            checkpoints=checkpoints,
+            sampling_sessions=sampling_sessions,
+            journal=ControlJournal(
+                runs=runs,
+                checkpoints=checkpoints,
+                sampling_sessions=sampling_sessions,
+                clock=clock,
+            ),
+            clock=clock,
+        )
+
+    async def delete_checkpoint(self, ref: CheckpointRef, *, missing_ok: bool = True) -> None:
+        """Remove a checkpoint; sampling sessions on it answer "gone" from now on.
+
+        Raises:
+            NotFound: it is not published, and `missing_ok` is false.
+        """
+        try:
+            await self.checkpoints.delete(ref)
+        except NotFound:
+            if not missing_ok:
+                raise
+        self.sampling_sessions.forget(ref)

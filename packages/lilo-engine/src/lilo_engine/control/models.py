@@ -1,0 +1,145 @@
+"""Runs: every model that was made resident, for listing and for telling a client what became of its model.
+
+The engine knows which models are resident now; this is their history. The latest request of a run is kept in memory
+and reaches SQL at each sweep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from lilo_engine.control.records import Records, RunRow
+from lilo_engine.errors import Gone, NotFound
+from lilo_engine.operations.operation import CreateModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Some of the rows, and how many there are."""
+
+    rows: Sequence[RunRow]
+    total: int
+
+
+class Runs:
+    """The training runs of one server."""
+
+    def __init__(self, records: Records) -> None:
+        """Start with no model resident: those of an earlier server ended with it."""
+        self._records = records
+        self._live: dict[str, RunRow] = {}
+        records.now(_end_all)
+
+    async def created(self, request: CreateModel, now_s: float) -> None:
+        """A model became resident."""
+        row = _row(request, now_s)
+        self._live[row.run_id] = row
+        await self._records.run(lambda session: session.merge(row))
+
+    async def ended(self, run_id: str, reason: str, now_s: float) -> None:
+        """A model is not resident any more."""
+        self._live.pop(run_id, None)
+
+        def work(session: Session) -> None:
+            row = session.get(RunRow, run_id)
+            if row is not None and row.ended_s is None:
+                row.ended_s, row.end_reason = now_s, reason
+
+        await self._records.run(work)
+
+    def touch(self, run_id: str, now_s: float) -> None:
+        """Note that a request for this run came; unknown runs are no error."""
+        row = self._live.get(run_id)
+        if row is not None:
+            row.last_request_s = now_s
+
+    async def flush(self) -> None:
+        """Write down the latest request of each live run."""
+        seen = [
+            {"run_id": row.run_id, "last_request_s": row.last_request_s}
+            for row in self._live.values()
+        ]
+        if seen:
+            await self._records.run(lambda session: _update(session, seen))
+
+    async def get(self, run_id: str) -> RunRow:
+        """A run, live or ended.
+
+        Raises:
+            NotFound: there never was such a run.
+        """
+        if run_id in self._live:
+            return self._live[run_id]
+        row = await self._records.run(lambda session: session.get(RunRow, run_id))
+        if row is None:
+            raise NotFound(f"there is no model {run_id!r}; create one first")
+        return row
+
+    async def why_gone(self, run_id: str) -> Gone | None:
+        """What to answer for a run that the engine does not know; None if it never was."""
+        row = await self._records.run(lambda session: session.get(RunRow, run_id))
+        if row is None:
+            return None
+        return Gone(
+            f"model {run_id!r} ended: {row.end_reason or 'it is not resident'}; create a new one, "
+            "from its last checkpoint if it has one (create_training_client_from_state_with_optimizer)"
+        )
+
+    def live_of(self, session_id: str) -> list[str]:
+        """Resident models of a session."""
+        return [row.run_id for row in self._live.values() if row.session_id == session_id]
+
+    async def of_session(self, session_id: str) -> list[str]:
+        """All runs of a session, oldest first."""
+        query = sa.select(RunRow.run_id).where(RunRow.session_id == session_id)
+        return await self._records.run(
+            lambda session: list(session.scalars(query.order_by(RunRow.created_s)))
+        )
+
+    async def listed(self, limit: int, offset: int) -> Page:
+        """Runs, the one asked for most recently first."""
+        await self.flush()
+
+        def work(session: Session) -> Page:
+            query = sa.select(RunRow).order_by(RunRow.last_request_s.desc())
+            total = session.scalar(sa.select(sa.func.count()).select_from(RunRow)) or 0
+            return Page(rows=session.scalars(query.limit(limit).offset(offset)).all(), total=total)
+
+        return await self._records.run(work)
+
+
+def _row(request: CreateModel, now_s: float) -> RunRow:
+    lora = request.lora
+    return RunRow(
+        run_id=request.model_id,
+        session_id=request.session_id,
+        base_model=request.base_model,
+        lora_rank=lora.lora_rank,
+        alpha=lora.alpha,
+        seed=lora.seed,
+        train_attn=lora.train_attn,
+        train_mlp=lora.train_mlp,
+        train_unembed=lora.train_unembed,
+        source=None if request.source is None else str(request.source),
+        user_metadata=dict(request.user_metadata),
+        created_s=now_s,
+        last_request_s=now_s,
+        ended_s=None,
+        end_reason=None,
+    )
+
+
+def _end_all(session: Session) -> None:
+    session.execute(
+        sa.update(RunRow)
+        .where(RunRow.ended_s.is_(None))
+        .values(ended_s=RunRow.last_request_s, end_reason="the server was stopped")
+    )
+
+
+def _update(session: Session, seen: list[dict[str, str | float]]) -> None:
+    session.execute(sa.update(RunRow), seen)

@@ -1,0 +1,182 @@
+"""Records: the SQL tables of the control plane, and how they are reached without holding up the event loop.
+
+The tables are an index. What is published is decided by manifests on the volume, what is resident by the engine;
+deleting the database loses keys and history and nothing else. The same code suits SQLite (one file, WAL) and
+PostgreSQL: no dialect's own types or statements, times as Unix seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import anyio
+import anyio.to_thread
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+
+T = TypeVar("T")
+
+_MIGRATIONS = Path(__file__).parent / "alembic"
+
+
+class Base(DeclarativeBase):
+    """All tables."""
+
+    type_annotation_map: ClassVar[dict[Any, Any]] = {
+        dict[str, str]: sa.JSON,
+        list[str]: sa.JSON,
+        float: sa.Double,
+    }
+
+
+class SessionRow(Base):
+    """A client's session."""
+
+    __tablename__ = "sessions"
+
+    session_id: Mapped[str] = mapped_column(primary_key=True)
+    created_s: Mapped[float]
+    last_seen_s: Mapped[float]
+    ended_s: Mapped[float | None]
+    end_reason: Mapped[str | None]
+    sdk_version: Mapped[str]
+    display_name: Mapped[str | None]
+    tags: Mapped[list[str]]
+    user_metadata: Mapped[dict[str, str]]
+
+
+class RunRow(Base):
+    """A model that was made resident once: a training run."""
+
+    __tablename__ = "runs"
+
+    run_id: Mapped[str] = mapped_column(primary_key=True)
+    session_id: Mapped[str] = mapped_column(index=True)
+    base_model: Mapped[str]
+    lora_rank: Mapped[int]
+    alpha: Mapped[float]
+    seed: Mapped[int | None] = mapped_column(sa.BigInteger)
+    train_attn: Mapped[bool]
+    train_mlp: Mapped[bool]
+    train_unembed: Mapped[bool]
+    source: Mapped[str | None]
+    """The `tinker://` path it was created from."""
+    user_metadata: Mapped[dict[str, str]]
+    created_s: Mapped[float]
+    last_request_s: Mapped[float]
+    ended_s: Mapped[float | None]
+    end_reason: Mapped[str | None]
+
+
+class CheckpointRow(Base):
+    """A published checkpoint; rebuilt from manifests."""
+
+    __tablename__ = "checkpoints"
+
+    run_id: Mapped[str] = mapped_column(primary_key=True)
+    kind: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
+    attempt: Mapped[str]
+    folder: Mapped[str]
+    position: Mapped[int] = mapped_column(sa.BigInteger)
+    """The publication's order: larger is later."""
+    size_bytes: Mapped[int] = mapped_column(sa.BigInteger)
+    digest: Mapped[str]
+    created_s: Mapped[float] = mapped_column(index=True)
+    expires_s: Mapped[float | None] = mapped_column(index=True)
+    unnamed: Mapped[bool]
+    """Made for a sampling session; not listed, and kept only while among the newest."""
+    spec: Mapped[dict[str, str]]
+    """The manifest's metadata."""
+    user_metadata: Mapped[dict[str, str]]
+
+
+class SamplingSessionRow(Base):
+    """What one sampling client samples from."""
+
+    __tablename__ = "sampling_sessions"
+
+    sampling_session_id: Mapped[str] = mapped_column(primary_key=True)
+    session_id: Mapped[str] = mapped_column(index=True)
+    base_model: Mapped[str]
+    checkpoint: Mapped[str | None]
+    """A `tinker://` path; NULL = the base model."""
+    moving: Mapped[bool]
+    """Follows the later inflight snapshots of its run."""
+    created_s: Mapped[float]
+
+
+class KeyRow(Base):
+    """An API key, by its digest."""
+
+    __tablename__ = "keys"
+
+    key_id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    digest: Mapped[str] = mapped_column(unique=True)
+    created_s: Mapped[float]
+    revoked_s: Mapped[float | None]
+
+
+class Records:
+    """The database of one server."""
+
+    def __init__(self, url: str) -> None:
+        """Open without touching the tables; `migrate` brings them up to date."""
+        self._engine = sa.create_engine(url)
+        if self._engine.dialect.name == "sqlite":
+            event.listen(self._engine, "connect", _sqlite_pragmas)
+        self._sessions = sessionmaker(self._engine, expire_on_commit=False)
+        # One at a time: SQLite has one writer, and waiting here is cheaper than its busy timeout.
+        self._limiter = anyio.CapacityLimiter(1)
+
+    @classmethod
+    def at(cls, data_dir: Path) -> Records:
+        """The SQLite file of a data folder, readable by its owner only, with all migrations applied."""
+        path = data_dir / "records.sqlite3"
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        records = cls(f"sqlite:///{path}")
+        records.migrate()
+        return records
+
+    def migrate(self) -> None:
+        """Apply every migration that this database has not seen."""
+        config = Config()
+        config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
+        with self._engine.begin() as connection:
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+
+    def now(self, work: Callable[[Session], T]) -> T:
+        """Run `work` in one transaction, on this thread."""
+        with self._sessions.begin() as session:
+            return work(session)
+
+    async def run(self, work: Callable[[Session], T]) -> T:
+        """Run `work` in one transaction, in a worker thread."""
+        return await anyio.to_thread.run_sync(self.now, work, limiter=self._limiter)
+
+    @property
+    def engine(self) -> Engine:
+        """For checks of the schema."""
+        return self._engine
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self._engine.dispose()
+
+
+def _sqlite_pragmas(connection: sqlite3.Connection, _: object) -> None:
+    """WAL: readers never wait for the writer. NORMAL: a power cut may lose the last rows, never the file."""
+    cursor = connection.cursor()
+    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=5000"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()

@@ -1,0 +1,138 @@
+"""Sessions: who is connected. A session ends when its client says so, or has not been heard of for too long.
+
+When each session was last heard of lives in memory, because every request touches it; SQL sees it at each sweep.
+This file decides nothing about models: whoever ends a session asks for its models and unloads them
+(`control/sweeper.py`, `requests/sessions.py`).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from lilo_engine.control.records import Records, SessionRow
+from lilo_engine.errors import Gone, NotFound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewSession:
+    """What a client says of itself."""
+
+    sdk_version: str = ""
+    display_name: str | None = None
+    tags: Sequence[str] = ()
+    user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+class Sessions:
+    """The sessions of one server. Sessions that were alive when a server stopped are alive when it starts."""
+
+    def __init__(self, records: Records, now_s: float) -> None:
+        """Take over what the records know."""
+        self._records = records
+        self._last_seen_s: dict[str, float] = {}
+        self._end_reasons: dict[str, str] = {}
+        for session_id, reason in records.now(_load):
+            if reason is None:
+                self._last_seen_s[session_id] = now_s
+            else:
+                self._end_reasons[session_id] = reason
+
+    async def create(self, new: NewSession, now_s: float) -> str:
+        """Start a session and return its id."""
+        session_id = str(uuid.uuid4())
+        row = SessionRow(
+            session_id=session_id,
+            created_s=now_s,
+            last_seen_s=now_s,
+            ended_s=None,
+            end_reason=None,
+            sdk_version=new.sdk_version,
+            display_name=new.display_name,
+            tags=list(new.tags),
+            user_metadata=dict(new.user_metadata),
+        )
+        await self._records.run(lambda session: session.add(row))
+        self._last_seen_s[session_id] = now_s
+        return session_id
+
+    def touch(self, session_id: str, now_s: float) -> None:
+        """Note that the client was heard of.
+
+        Raises:
+            NotFound: there never was such a session.
+            Gone: it ended; the message says why and how to go on.
+        """
+        if session_id in self._last_seen_s:
+            self._last_seen_s[session_id] = now_s
+            return
+        if session_id in self._end_reasons:
+            raise Gone(
+                f"session {session_id!r} ended: {self._end_reasons[session_id]}; make a new ServiceClient "
+                "and restore from the last checkpoint"
+            )
+        raise NotFound(f"there is no session {session_id!r}; make a new ServiceClient")
+
+    def idle(self, now_s: float, limit_s: float) -> list[str]:
+        """Sessions that were not heard of for longer than the limit."""
+        return [id for id, seen_s in self._last_seen_s.items() if now_s - seen_s > limit_s]
+
+    async def end(self, session_id: str, reason: str, now_s: float) -> bool:
+        """End a session; the first reason wins. True if it was alive.
+
+        Raises:
+            NotFound: there never was such a session.
+        """
+        if session_id in self._end_reasons:
+            return False
+        if self._last_seen_s.pop(session_id, None) is None:
+            raise NotFound(f"there is no session {session_id!r}")
+        self._end_reasons[session_id] = reason
+
+        def work(session: Session) -> None:
+            row = session.get(SessionRow, session_id)
+            if row is not None:
+                row.ended_s, row.end_reason = now_s, reason
+
+        await self._records.run(work)
+        return True
+
+    async def flush(self) -> None:
+        """Write down when each live session was last heard of."""
+        seen = [
+            {"session_id": session_id, "last_seen_s": seen_s}
+            for session_id, seen_s in self._last_seen_s.items()
+        ]
+        if seen:
+            await self._records.run(lambda session: _update(session, seen))
+
+    async def listed(self, limit: int, offset: int) -> list[str]:
+        """Ids, newest first."""
+        query = sa.select(SessionRow.session_id).order_by(SessionRow.created_s.desc())
+        return await self._records.run(
+            lambda session: list(session.scalars(query.limit(limit).offset(offset)))
+        )
+
+    async def get(self, session_id: str) -> SessionRow:
+        """The record of a session.
+
+        Raises:
+            NotFound: there never was such a session.
+        """
+        row = await self._records.run(lambda session: session.get(SessionRow, session_id))
+        if row is None:
+            raise NotFound(f"there is no session {session_id!r}")
+        return row
+
+
+def _load(session: Session) -> list[tuple[str, str | None]]:
+    rows = session.execute(sa.select(SessionRow.session_id, SessionRow.end_reason))
+    return [(session_id, reason) for session_id, reason in rows]
+
+
+def _update(session: Session, seen: list[dict[str, str | float]]) -> None:
+    session.execute(sa.update(SessionRow), seen)

@@ -1,0 +1,108 @@
+"""Sweeper: what ends by itself: silent sessions with their models, lifetimes of checkpoints, old snapshots.
+
+Each sweep is a function of the time it is given; `run` is the one loop that calls it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import anyio
+
+from lilo_engine.control.control import Control
+from lilo_engine.control.sampling_sessions import target_of
+from lilo_engine.engine_client import EngineClient
+from lilo_engine.errors import LiloError, NotFound
+from lilo_engine.operations.operation import ModelId
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepSettings:
+    """When things end."""
+
+    session_idle_s: float = 300.0
+    """A client beats every 10 s; five minutes leave room for a laptop that sleeps for a moment."""
+    interval_s: float = 10.0
+    """Between sweeps: how much later than its limit a thing may end."""
+    unnamed_versions: int = 16
+    """Snapshots without a name that are kept per run; the definition's."""
+
+
+class Sweeper:
+    """Ends what is over."""
+
+    def __init__(
+        self,
+        control: Control,
+        engine: EngineClient,
+        settings: SweepSettings,
+        in_use: Callable[[], set[str]],
+    ) -> None:
+        """`in_use`: names of adapters that a running or waiting sample needs."""
+        self._control = control
+        self._engine = engine
+        self._settings = settings
+        self._in_use = in_use
+
+    async def run(self, clock: Callable[[], float]) -> None:
+        """Sweep until cancelled."""
+        while True:
+            await anyio.sleep(self._settings.interval_s)
+            try:
+                await self.sweep(clock())
+            except Exception:
+                # Isolates the loop from one failed sweep; the next one tries everything again.
+                _log.exception("a sweep failed")
+
+    async def sweep(self, now_s: float) -> None:
+        """End everything that is over at `now_s`."""
+        limit_s = self._settings.session_idle_s
+        for session_id in self._control.sessions.idle(now_s, limit_s):
+            await end_session(
+                self._control,
+                self._engine,
+                session_id,
+                f"its client was not heard of for {limit_s:.0f} s",
+                now_s,
+            )
+        for entry in await self._control.checkpoints.expired(now_s):
+            _log.info("%s reached the end of its lifetime", entry.ref)
+            await self._control.delete_checkpoint(entry.ref)
+        for run_id in await self._control.checkpoints.runs_with_unnamed():
+            await self._drop_old_snapshots(run_id)
+        await self._control.sessions.flush()
+        await self._control.runs.flush()
+        await self._control.keys.look_again(now_s)
+
+    async def _drop_old_snapshots(self, run_id: str) -> None:
+        entries = await self._control.checkpoints.unnamed_of(run_id)
+        old = entries[self._settings.unnamed_versions :]
+        in_use, followed = self._in_use(), self._control.sampling_sessions.followed()
+        for entry in old:
+            if target_of(entry).name not in in_use and entry.ref not in followed:
+                _log.info("%s is no longer among the newest snapshots of its run", entry.ref)
+                await self._control.delete_checkpoint(entry.ref)
+
+
+async def end_session(
+    control: Control, engine: EngineClient, session_id: str, reason: str, now_s: float
+) -> None:
+    """End a session and unload its models; the first reason wins.
+
+    Raises:
+        NotFound: there never was such a session.
+    """
+    if not await control.sessions.end(session_id, reason, now_s):
+        return
+    _log.info("session %s ended: %s", session_id, reason)
+    for run_id in control.runs.live_of(session_id):
+        try:
+            await engine.unload(ModelId(run_id), f"its session ended: {reason}")
+        except NotFound:
+            continue
+        except LiloError as error:
+            _log.warning("model %s was not unloaded: %s", run_id, error)
