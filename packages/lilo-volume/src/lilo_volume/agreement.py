@@ -6,19 +6,12 @@ All ranks run through the same collectives on every path, so that an error on on
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Generic, TypeVar, cast
+from typing import TypeVar, cast
 
 from lilo_volume.errors import RankFailed, VolumeError
 from lilo_volume.group import Group
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class _Outcome(Generic[T]):
-    value: T | None
-    error: VolumeError | None
 
 
 def decided_by_rank_zero(
@@ -30,20 +23,20 @@ def decided_by_rank_zero(
         VolumeError: what `action` raised, on every rank; any other error of it becomes `RankFailed`.
         GroupTimeout: a rank did not come.
     """
-    outcome: _Outcome[T] | None = None
+    outcome: tuple[T | None, VolumeError | None] | None = None
     cause: BaseException | None = None
     if group.rank == 0:
         try:
-            outcome = _Outcome(action(), None)
+            outcome = (action(), None)
         except VolumeError as error:
-            outcome = _Outcome(None, error)
+            outcome = (None, error)
         except Exception as error:
             cause = error
             text = f"{type(error).__name__}: {error}"
-            outcome = _Outcome(None, RankFailed(label, 0, node, text))
-    outcome = group.broadcast(outcome, timeout_s=timeout_s, step=step)
-    if outcome.error is None:
-        return cast("T", outcome.value)
+            outcome = (None, RankFailed(label, 0, node, text))
+    value, failure = group.broadcast(outcome, timeout_s=timeout_s, step=step)
+    if failure is None:
+        return cast("T", value)
     if cause is not None:
-        raise outcome.error from cause
-    raise outcome.error
+        raise failure from cause
+    raise failure

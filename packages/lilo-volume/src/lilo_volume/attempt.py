@@ -8,7 +8,7 @@ Every rank calls `begin` and then exactly one of `publish` and `abandon`; if one
 from __future__ import annotations
 
 import contextlib
-import secrets
+import os
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -98,7 +98,7 @@ def begin(
                 f"checkpoint {label!r} exists; choose another name, or save with overwrite=True"
             )
         publication = Publication(
-            collection=collection, kind=kind, name=name, order=order, attempt=secrets.token_hex(8)
+            collection=collection, kind=kind, name=name, order=order, attempt=os.urandom(8).hex()
         )
         folder = volume.local_path(attempt_folder(publication))
         changed.extend(make_folders(volume.root, attempt_folder(publication)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from lilo_volume.errors import FileMissing, InvalidPath, ManifestInvalid
 from lilo_volume.manifest import MANIFEST_NAME, RECORD_NAME, Manifest, attempt_folder, parse
@@ -55,23 +55,18 @@ class Found:
         return "/".join(self.name_part(i) for i in range(3))
 
 
-@dataclass(slots=True)
-class _Folder:
-    sizes: dict[str, int] = field(default_factory=dict[str, int])
-
-
 def scan(volume: Volume, prefix: str = "") -> list[Found]:
     """Every attempt below `prefix`, sorted by folder. Other files on the volume are passed over."""
-    folders: dict[str, _Folder] = {}
+    folders: dict[str, dict[str, int]] = {}
     for entry in volume.list_committed(prefix):
         parts = entry.path.split("/", _DEPTH)
         if len(parts) > _DEPTH:
-            folder = folders.setdefault("/".join(parts[:_DEPTH]), _Folder())
-            folder.sizes[parts[_DEPTH]] = entry.size_bytes
+            sizes = folders.setdefault("/".join(parts[:_DEPTH]), {})
+            sizes[parts[_DEPTH]] = entry.size_bytes
     return [
         found
-        for name, folder in sorted(folders.items())
-        if (found := _look(volume, name, folder.sizes)) is not None
+        for folder, sizes in sorted(folders.items())
+        if (found := _look(volume, folder, sizes)) is not None
     ]
 
 
