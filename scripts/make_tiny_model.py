@@ -8,8 +8,9 @@ time in eight at temperature 1, while the most likely answer is mostly right: a 
 a rise within minutes. There are only 20,000 different lines, so part of what it knows is learnt by heart.
 
 Everything is drawn from fixed seeds and counted in steps: the same torch build on the same kind of CPU writes the same
-bytes (0.145 sampled, 0.840 greedy). The weights that ship were made by this recipe with phases bounded by CPU time (300 s and 30 s) instead of steps,
-so a new run gives a model like it, not the same one. One thread, about six minutes.
+bytes (exact match at the end: 0.145 sampled, 0.840 greedy). The weights that ship were made by this recipe with phases
+bounded by CPU time (300 s and 30 s) instead of steps, so a new run gives a model like it, not the same one. One thread,
+about six minutes.
 """
 
 import argparse

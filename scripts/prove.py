@@ -1,0 +1,42 @@
+"""Lists the proofs, or runs one: `python scripts/prove.py [NAME]`.
+
+A proof is `proofs/NAME.py`: it measures, prints one JSON object per figure, and exits with 0 only if all of them hold.
+"""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PROOFS = ROOT / "proofs"
+
+
+def names() -> list[str]:
+    """The proofs there are; a leading underscore marks what they share."""
+    return sorted(path.stem for path in PROOFS.glob("*.py") if not path.stem.startswith("_"))
+
+
+def first_line(name: str) -> str:
+    """The first line of a proof's docstring, read without running it."""
+    tree = ast.parse((PROOFS / f"{name}.py").read_text(encoding="utf-8"))
+    return (ast.get_docstring(tree) or "(no docstring)").splitlines()[0]
+
+
+def main() -> int:
+    """List without an argument; with one, run that proof and hand on its exit code."""
+    known = names()
+    if len(sys.argv) == 1:
+        width = max(map(len, known), default=0)
+        for name in known:
+            print(f"make prove-{name:<{width}}  {first_line(name)}")
+        return 0
+    name = sys.argv[1]
+    if name not in known:
+        print(f"there is no proof {name!r}; there are: {', '.join(known)}", file=sys.stderr)
+        return 2
+    return subprocess.call([sys.executable, str(PROOFS / f"{name}.py"), *sys.argv[2:]], cwd=ROOT)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
