@@ -1,0 +1,96 @@
+"""Commands from the driver to every rank, and what a rank says of itself. Frozen values, no behaviour.
+
+They say everything that ranks must agree on (seeds and capture ids are drawn by the driver), so that all ranks do
+the same without asking each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from lilo_engine.commands.backend import CaptureKind
+from lilo_engine.commands.command import Batch, CaptureId, Destination
+from lilo_engine.operations.operation import AdamParams, LoraSpec, ModelId
+from lilo_engine.operations.reference import CheckpointRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateAdapter:
+    """Make a fresh adapter in a free slot."""
+
+    model_id: ModelId
+    spec: LoraSpec
+    """As the client asked."""
+    drawn_seed: int
+    """Used when the spec has none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunBatch:
+    """Run the items one after another."""
+
+    batch: Batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOptimizer:
+    """One AdamW step with the gradients of this window."""
+
+    model_id: ModelId
+    params: AdamParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capture:
+    """Freeze the model's state under an id."""
+
+    model_id: ModelId
+    kind: CaptureKind
+    capture_id: CaptureId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Replace the adapter by a published training checkpoint."""
+
+    model_id: ModelId
+    source: CheckpointRef
+    with_optimizer: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropGradients:
+    """Forget the gradients of this window."""
+
+    model_id: ModelId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unload:
+    """Free the slot."""
+
+    model_id: ModelId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Persist:
+    """Publish a capture and free it; runs beside the commands above."""
+
+    capture_id: CaptureId
+    destination: Destination
+
+
+TrainCommand: TypeAlias = (
+    CreateAdapter | RunBatch | StepOptimizer | Capture | Load | DropGradients | Unload
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankInfo:
+    """What a rank found when it had started."""
+
+    rank: int
+    pid: int
+    device: str
+    losses: tuple[str, ...]

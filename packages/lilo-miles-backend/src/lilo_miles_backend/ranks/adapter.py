@@ -1,0 +1,151 @@
+"""Adapter: one model's LoRA factors, their gradients and Adam's moments, and how they come and go as AdapterState.
+
+Four flat float32 buffers of equal layout (weights, gradients, two moments) hold everything; the factors of each site
+are views. So a step, a norm, a capture or a later all-reduce is one operation over one buffer, whatever the number of
+modules, and an adapter that does not exist costs nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from lilo_engine.operations.operation import LoraSpec
+
+from lilo_miles_backend.adapter_state import AdapterState
+from lilo_miles_backend.ranks.lora import Factors, LoraSite
+
+
+class Adapter:
+    """One resident model's trainable state."""
+
+    def __init__(self, spec: LoraSpec, sites: Sequence[LoraSite], device: torch.device) -> None:
+        """Fresh weights: A drawn from (seed, module name) alone, B zero.
+
+        Args:
+            spec: what is trained, with its seed drawn.
+            sites: of the groups that the spec trains.
+            device: where the buffers live.
+        """
+        assert spec.seed is not None, "the driver draws a seed before the ranks see the spec"
+        assert sites, "an adapter trains at least one module"
+        self.spec = spec
+        self.optimizer_step = 0
+        self.num_passes = 0
+        """Backward passes in this gradient window; 0: there are no gradients."""
+        self.trains_decoder = any(site.path is not None for site in sites)
+        self._sizes = _sizes(sites, spec.lora_rank)
+        count = sum(math.prod(size) for size in self._sizes.values())
+        self.weights = torch.zeros(count, device=device)
+        self.gradients = torch.zeros(count, device=device)
+        self.exp_avg = torch.zeros(count, device=device)
+        self.exp_avg_sq = torch.zeros(count, device=device)
+        self.factors = self._factors(sites)
+        self._draw(spec.seed)
+
+    def named(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Views of a flat buffer by slot-free name, `{module}.lora_A` [r, in] and `{module}.lora_B` [out, r]."""
+        parts = buffer.split([math.prod(size) for size in self._sizes.values()])
+        return {
+            name: part.view(size)
+            for (name, size), part in zip(self._sizes.items(), parts, strict=True)
+        }
+
+    def drop_gradients(self) -> None:
+        """Start a new window."""
+        self.gradients.zero_()
+        self.num_passes = 0
+
+    def export(self, base_model: str, *, with_optimizer: bool) -> AdapterState:
+        """A detached copy on the CPU; later steps do not change it."""
+        moments = (self.exp_avg, self.exp_avg_sq) if with_optimizer else ()
+        weights, *copies = (
+            self.named(b.detach().to("cpu", copy=True)) for b in (self.weights, *moments)
+        )
+        exp_avg, exp_avg_sq = copies or ({}, {})
+        return AdapterState(
+            base_model=base_model,
+            spec=self.spec,
+            optimizer_step=self.optimizer_step,
+            weights=weights,
+            exp_avg=exp_avg,
+            exp_avg_sq=exp_avg_sq,
+        )
+
+    def restore(self, state: AdapterState, *, with_optimizer: bool) -> None:
+        """Take over a state of the same names and shapes; without the optimizer its moments and steps are fresh."""
+        self.drop_gradients()
+        _copy(self.named(self.weights), state.weights)
+        if with_optimizer:
+            _copy(self.named(self.exp_avg), state.exp_avg)
+            _copy(self.named(self.exp_avg_sq), state.exp_avg_sq)
+            self.optimizer_step = state.optimizer_step
+        else:
+            self.exp_avg.zero_()
+            self.exp_avg_sq.zero_()
+            self.optimizer_step = 0
+
+    @property
+    def sizes(self) -> Mapping[str, tuple[int, int]]:
+        """Shape of each factor by name."""
+        return self._sizes
+
+    def _factors(self, sites: Sequence[LoraSite]) -> dict[str, Factors]:
+        weights, gradients = self.named(self.weights), self.named(self.gradients)
+        factors: dict[str, Factors] = {}
+        for site in sites:
+            names = [module.name for module in site.modules]
+            factors[site.name] = Factors(
+                scale=self.spec.alpha / self.spec.lora_rank,
+                a=_stacked(weights, names),
+                grad_a=_stacked(gradients, names),
+                b=tuple(weights[f"{name}.lora_B"] for name in names),
+                grad_b=tuple(gradients[f"{name}.lora_B"] for name in names),
+            )
+        return factors
+
+    def _draw(self, seed: int) -> None:
+        for name, weight in self.named(self.weights).items():
+            if name.endswith(".lora_A"):
+                weight.copy_(initial_a(seed, name.removesuffix(".lora_A"), tuple(weight.shape)))
+
+
+def initial_a(seed: int, module: str, size: tuple[int, ...]) -> torch.Tensor:
+    """First A of one module: uniform in +-1/sqrt(in), float32, shape `size` = [r, in].
+
+    That is Kaiming's uniform with a = sqrt(5), as PEFT draws it. The generator is seeded by SHA-256 of "seed:module", so
+    that the numbers depend on neither slot, layout nor which other modules are trained.
+    """
+    digest = hashlib.sha256(f"{seed}:{module}".encode()).digest()
+    # manual_seed takes 64 bits, signed or not; 63 are enough to tell modules apart.
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    bound = 1.0 / math.sqrt(size[-1])
+    return torch.empty(size).uniform_(-bound, bound, generator=generator)
+
+
+def _sizes(sites: Sequence[LoraSite], lora_rank: int) -> dict[str, tuple[int, int]]:
+    """Shapes by name in buffer order: the A's of a site first, next to each other, then its B's."""
+    sizes: dict[str, tuple[int, int]] = {}
+    for site in sites:
+        for module in site.modules:
+            sizes[f"{module.name}.lora_A"] = (lora_rank, module.in_features)
+        for module in site.modules:
+            sizes[f"{module.name}.lora_B"] = (module.out_features, lora_rank)
+    return sizes
+
+
+def _stacked(named: Mapping[str, torch.Tensor], names: Sequence[str]) -> torch.Tensor:
+    """The A's of one site as one view [k * r, in]: they lie next to each other in the buffer."""
+    first = named[f"{names[0]}.lora_A"]
+    rows = first.shape[0] * len(names)
+    return first.as_strided((rows, first.shape[1]), first.stride())
+
+
+def _copy(targets: Mapping[str, torch.Tensor], sources: Mapping[str, torch.Tensor]) -> None:
+    assert targets.keys() == sources.keys(), (
+        "a state is checked against the adapter before it is restored"
+    )
+    for name, target in targets.items():
+        target.copy_(sources[name])

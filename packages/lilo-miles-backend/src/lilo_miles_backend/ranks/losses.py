@@ -1,0 +1,165 @@
+"""Losses: what each makes of the target logprobs: a sum over tokens, never a mean.
+
+In every formula p is the trainer's logprob of the target, q the input `logprobs` (of the policy that sampled), A the
+input `advantages`, r = exp(p - q), sg() stops the gradient. All arithmetic is float64 on tensors of the logprobs'
+shape, so that the sum does not depend on how a batch is cut; the gradient with respect to p comes from autograd.
+
+Clip bounds are the per-token inputs `clip_low_threshold` and `clip_high_threshold` where a datum has them, else the
+config values of the same names, else 0.8 and 1.2.
+
+Shapes: N tokens of a microbatch, k targets per position (1 for all but cross_entropy).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from lilo_engine.errors import InvalidRequest
+from lilo_engine.operations.losses import CLIP_INPUTS, LOSSES
+from lilo_engine.operations.losses import Loss as LossSpec
+from lilo_engine.operations.operation import LossConfig
+
+DEFAULTS: Mapping[str, float] = {
+    "clip_low_threshold": 0.8,
+    "clip_high_threshold": 1.2,
+    "beta": 0.05,
+}
+"""Settings that a client may leave out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossInputs:
+    """What a loss reads besides p."""
+
+    tensors: Mapping[str, torch.Tensor]
+    """float64 [N, k]."""
+    lengths: tuple[int, ...]
+    """Tokens of each row, in the order of the tensors' first axis."""
+    config: Mapping[str, float]
+    """Complete: defaults filled in."""
+
+
+Formula: TypeAlias = Callable[[torch.Tensor, LossInputs], torch.Tensor]
+"""From p (float64 [N, k]) and the inputs to the loss of each token, [N, k]."""
+
+
+def cross_entropy(p: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
+    """-w p, with `weights` w of any sign; 1 where they are missing. Targets may be [n, k]: a sum over k too."""
+    weights = inputs.tensors.get("weights")
+    return -p if weights is None else -weights * p
+
+
+def importance_sampling(p: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
+    """-r A: the policy gradient corrected for the sampling policy (Sutton and Barto, 2nd ed., section 5.5)."""
+    return -_ratio(p, inputs) * inputs.tensors["advantages"]
+
+
+def ppo(p: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
+    """-min(r A, clip(r, low, high) A): Schulman et al., arXiv:1707.06347, equation 7."""
+    return _clipped_objective(_ratio(p, inputs), inputs)
+
+
+def cispo(p: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
+    """-sg(clip(r, low, high)) p A: MiniMax-M1, arXiv:2506.13585, equation 4: clips the weight, never the gradient."""
+    low, high = _bounds(inputs)
+    return -_ratio(p, inputs).detach().clamp(low, high) * p * inputs.tensors["advantages"]
+
+
+def dro(p: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
+    """-(p A - beta / 2 (p - q)^2): Richemond et al., arXiv:2405.19107, with the value folded into A."""
+    distance = p - inputs.tensors["logprobs"]
+    return -(p * inputs.tensors["advantages"] - 0.5 * inputs.config["beta"] * distance.square())
+
+
+def gspo(p: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
+    """PPO's objective with one ratio per sequence: GSPO-token, Zheng et al., arXiv:2507.18071, equation 13.
+
+    s = exp(mean of p - q over the tokens where `sequence_ratio_mask` is not 0) is the value of every token's ratio; its
+    gradient is the token's own: s_t = sg(s) exp(p_t - sg(p_t)). An empty mask means s = 1.
+    """
+    distance = (p - inputs.tensors["logprobs"]).detach()
+    mask = (inputs.tensors["sequence_ratio_mask"] != 0).to(distance.dtype)
+    means = [
+        ((d * m).sum() / m.sum().clamp(min=1)).expand_as(d)
+        for d, m in zip(distance.split(inputs.lengths), mask.split(inputs.lengths), strict=True)
+    ]
+    return _clipped_objective(torch.cat(means).exp() * (p - p.detach()).exp(), inputs)
+
+
+_FORMULAS: Mapping[str, Formula] = {
+    "cross_entropy": cross_entropy,
+    "importance_sampling": importance_sampling,
+    "ppo": ppo,
+    "cispo": cispo,
+    "dro": dro,
+    "gspo": gspo,
+}
+
+LOSS_NAMES: tuple[str, ...] = tuple(_FORMULAS)
+"""Every loss by the name that clients use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """A loss as one batch asks for it."""
+
+    name: str
+    spec: LossSpec
+    """Which inputs it takes."""
+    formula: Formula
+    config: Mapping[str, float]
+    """Complete: defaults filled in."""
+
+    @classmethod
+    def of(cls, name: str, given: LossConfig) -> Objective:
+        """Look a loss up and complete its settings.
+
+        Raises:
+            InvalidRequest: no such loss or setting, or a value that is no number; the message lists those there are.
+        """
+        if name not in _FORMULAS:
+            raise InvalidRequest(
+                f"there is no loss {name!r}; expected one of {', '.join(LOSS_NAMES)}"
+            )
+        spec = LOSSES[name]
+        unknown = sorted(set(given) - set(spec.config))
+        if unknown:
+            known = ", ".join(spec.config) or "none"
+            raise InvalidRequest(
+                f"loss {name!r} has no setting {unknown[0]!r}; its settings: {known}"
+            )
+        config = {key: given.get(key, DEFAULTS[key]) for key in spec.config}
+        for key, value in config.items():
+            if isinstance(value, str):
+                raise InvalidRequest(f"loss {name!r}: {key} is {value!r}; expected a number")
+        return cls(
+            name=name,
+            spec=spec,
+            formula=_FORMULAS[name],
+            config={key: float(value) for key, value in config.items()},
+        )
+
+
+def _ratio(p: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
+    return (p - inputs.tensors["logprobs"]).exp()
+
+
+def _bounds(inputs: LossInputs) -> tuple[torch.Tensor, torch.Tensor]:
+    low, high = (_bound(name, inputs) for name in CLIP_INPUTS)
+    return low, high
+
+
+def _bound(name: str, inputs: LossInputs) -> torch.Tensor:
+    default = torch.tensor(inputs.config[name], dtype=torch.float64)
+    given = inputs.tensors.get(name)
+    # NaN marks the rows of a microbatch whose datum left the input out.
+    return default if given is None else torch.where(given.isnan(), default, given)
+
+
+def _clipped_objective(ratio: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
+    low, high = _bounds(inputs)
+    advantages = inputs.tensors["advantages"]
+    return -torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages)

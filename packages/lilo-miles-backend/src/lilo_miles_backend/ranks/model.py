@@ -1,0 +1,184 @@
+"""BaseModel: the frozen base model on megatron-core, up to the hidden states that the head reads.
+
+Not the head itself: logits are made chunk by chunk in `logprobs.py`. Adapters act inside through the `LoraLinear`
+wrappers that `BaseModel` puts around Megatron's linears.
+
+Shapes: B rows, S tokens of a row, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from lilo_definitions import Definition
+from lilo_engine.errors import InvalidRequest
+
+from lilo_miles_backend.ranks.adapter import Adapter
+from lilo_miles_backend.ranks.attention import CausalAttention, RMSNorm, Rotary
+from lilo_miles_backend.ranks.device import Device
+from lilo_miles_backend.ranks.lora import LoraLinear, LoraSite, lora_sites
+from lilo_miles_backend.ranks.megatron import (
+    GPTModel,
+    TransformerBlockSubmodules,
+    TransformerConfig,
+    building,
+    get_gpt_layer_local_spec,
+)
+from lilo_miles_backend.ranks.parallel import Parallel
+from lilo_miles_backend.ranks.shape import ModelShape
+from lilo_miles_backend.ranks.weights import load_weights
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class BaseModel:
+    """The frozen model of one rank, and the places where an adapter can act."""
+
+    def __init__(
+        self, definition: Definition, folder: Path, device: Device, parallel: Parallel
+    ) -> None:
+        """Build the model and read its weights from `folder`.
+
+        Raises:
+            InvalidRequest: the files do not fit the definition or this trainer.
+        """
+        self.shape = ModelShape.read(folder)
+        _check_fits(definition, self.shape, folder)
+        self.device = device
+        self._gpt = _build(self.shape, definition, device, parallel)
+        load_weights(self._gpt, self.shape, folder)
+        for parameter in self._gpt.parameters():
+            parameter.requires_grad_(False)
+        self.sites: tuple[LoraSite, ...] = lora_sites(self.shape)
+        self._linears = _wrap_linears(self._gpt, self.sites)
+
+    @property
+    def head_weight(self) -> torch.Tensor:
+        """[vocabulary, H]: the output layer's weight, or the embedding's when they are tied."""
+        return cast(torch.Tensor, self._gpt.shared_embedding_or_output_weight())
+
+    def activate(self, adapter: Adapter | None) -> None:
+        """Let this adapter act in the passes that follow; None: the base model alone."""
+        for linear in self._linears:
+            linear.factors = None if adapter is None else adapter.factors.get(linear.site)
+
+    def hidden(self, tokens_BS: torch.Tensor, *, with_grad: bool) -> torch.Tensor:
+        """Final hidden states [S, B, H] of right-padded rows, normalized, before the head.
+
+        Args:
+            tokens_BS: token ids, int64.
+            with_grad: the graph reaches down to the first layer, so that all adapters get gradients.
+        """
+        with torch.set_grad_enabled(with_grad):
+            embedded_SBH = self._gpt.embedding(input_ids=tokens_BS, position_ids=None)
+            if with_grad:
+                # Nothing below has a gradient (the embedding is frozen); this starts the graph that the
+                # adapters' own backward functions hang on.
+                embedded_SBH = embedded_SBH.detach().requires_grad_()
+            return cast(torch.Tensor, self._gpt.decoder(embedded_SBH, attention_mask=None))
+
+
+def _check_fits(definition: Definition, shape: ModelShape, folder: Path) -> None:
+    wrong = [
+        f"{name} is {ours} in the definition and {theirs} in {folder / 'config.json'}"
+        for name, ours, theirs in (("vocab_size", definition.model.vocab_size, shape.vocab_size),)
+        if ours != theirs
+    ]
+    if definition.context > shape.max_position_embeddings:
+        wrong.append(
+            f"context {definition.context} is over the model's {shape.max_position_embeddings} positions"
+        )
+    if wrong:
+        raise InvalidRequest(f"definition {definition.name!r} does not fit: {'; '.join(wrong)}")
+
+
+def _build(
+    shape: ModelShape, definition: Definition, device: Device, parallel: Parallel
+) -> GPTModel:
+    rotary = Rotary(
+        head_dim=shape.head_dim,
+        base=shape.rope_parameters.rope_theta,
+        max_positions=definition.context,
+        device=device.torch_device,
+    )
+    config = _config(shape, parallel, _DTYPES[definition.dtype])
+    with building():
+        model = GPTModel(
+            config,
+            # Upstream annotates ModuleSpec and takes both.
+            _block_spec(shape.num_hidden_layers, rotary),  # pyright: ignore[reportArgumentType]
+            vocab_size=shape.vocab_size,
+            max_sequence_length=definition.context,
+            parallel_output=True,
+            share_embeddings_and_output_weights=shape.tie_word_embeddings,
+            # Positions enter in our own attention; Megatron would compute sines again in each layer.
+            position_embedding_type="none",
+        )
+    return model.to(device.torch_device)
+
+
+def _config(shape: ModelShape, parallel: Parallel, dtype: torch.dtype) -> TransformerConfig:
+    return TransformerConfig(
+        num_layers=shape.num_hidden_layers,
+        hidden_size=shape.hidden_size,
+        ffn_hidden_size=shape.intermediate_size,
+        num_attention_heads=shape.num_attention_heads,
+        num_query_groups=shape.num_key_value_heads,
+        kv_channels=shape.head_dim,
+        normalization="RMSNorm",
+        layernorm_epsilon=shape.rms_norm_eps,
+        qk_layernorm=True,
+        gated_linear_unit=True,
+        activation_func=F.silu,
+        add_bias_linear=False,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        tensor_model_parallel_size=parallel.topology.tp,
+        context_parallel_size=parallel.topology.cp,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        use_cpu_initialization=True,
+        cuda_graph_scope=[],  # the default warns that its own value is deprecated
+        perform_initialization=False,  # every weight is read from files; load_weights checks that
+        gradient_accumulation_fusion=False,
+        masked_softmax_fusion=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        apply_rope_fusion=False,
+        persist_layer_norm=False,
+    )
+
+
+def _block_spec(num_layers: int, rotary: Rotary) -> TransformerBlockSubmodules:
+    layer = get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm")
+    parts = cast(Any, layer.submodules)
+    parts.input_layernorm = parts.pre_mlp_layernorm = RMSNorm
+    attention = parts.self_attention.submodules
+    attention.q_layernorm = attention.k_layernorm = RMSNorm
+
+    def core_attention(**given: Any) -> CausalAttention:  # noqa: ANN401 - Megatron's own keywords
+        return CausalAttention(rotary=rotary, **given)
+
+    attention.core_attention = core_attention
+    return TransformerBlockSubmodules(
+        layer_specs=[layer] * num_layers,
+        layer_norm=RMSNorm,  # pyright: ignore[reportArgumentType] - builds from a class too
+    )
+
+
+def _wrap_linears(gpt: GPTModel, sites: Sequence[LoraSite]) -> list[LoraLinear]:
+    linears: list[LoraLinear] = []
+    for site in sites:
+        if site.path is None:
+            continue
+        parent = gpt.get_submodule(site.path.rpartition(".")[0])
+        name = site.path.rpartition(".")[2]
+        linear = LoraLinear(getattr(parent, name), site.name, site.split)
+        setattr(parent, name, linear)
+        linears.append(linear)
+    return linears

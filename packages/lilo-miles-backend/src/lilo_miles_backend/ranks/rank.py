@@ -1,0 +1,200 @@
+"""Rank: one member of the trainer: holds its part of the model and of all adapters, and runs commands.
+
+One method per command, no arithmetic. `execute` is called by one thread at a time and in the same order on all ranks;
+`persist` beside it; `progress` at any time.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from typing import assert_never
+
+import torch
+from lilo_definitions import resolve_source
+from lilo_engine.commands.backend import BackendConfig
+from lilo_engine.commands.command import Batch, Output, Published, RankProgress, WorkItem
+from lilo_engine.errors import InvalidRequest, LiloError
+from lilo_engine.operations.operation import ModelId
+from lilo_engine.operations.tensor import Tensor
+from lilo_engine.operations.validate_datums import check_datums
+from lilo_volume.group import SoloGroup
+from lilo_volume.volumes.local import LocalVolume
+
+from lilo_miles_backend.config import BackendSettings
+from lilo_miles_backend.progress import Progress
+from lilo_miles_backend.rank_commands import (
+    Capture,
+    CreateAdapter,
+    DropGradients,
+    Load,
+    Persist,
+    RankInfo,
+    RunBatch,
+    StepOptimizer,
+    TrainCommand,
+    Unload,
+)
+from lilo_miles_backend.ranks.captures import Captures
+from lilo_miles_backend.ranks.device import Device
+from lilo_miles_backend.ranks.forward_backward import NonFiniteLoss, PassLimits, run_pass
+from lilo_miles_backend.ranks.losses import LOSS_NAMES, Objective
+from lilo_miles_backend.ranks.model import BaseModel
+from lilo_miles_backend.ranks.optimizer import adamw_step
+from lilo_miles_backend.ranks.parallel import Parallel
+from lilo_miles_backend.ranks.residents import Residents
+
+_log = logging.getLogger(__name__)
+
+
+class Rank:
+    """One rank of the trainer."""
+
+    def __init__(self, config: BackendConfig, settings: BackendSettings) -> None:
+        """Join the process groups and load the base model.
+
+        Raises:
+            InvalidRequest: the model's files do not fit the definition.
+        """
+        definition = config.definition
+        self._definition = definition
+        self._progress = Progress()
+        self._device = Device.cpu(threads=settings.threads_per_rank)
+        self._parallel = Parallel.join(
+            definition.topology,
+            self._device,
+            timeout_minutes=definition.limits.distributed_timeout_minutes,
+        )
+        try:
+            folder = resolve_source(definition.model.source)
+            self._model = BaseModel(definition, folder, self._device, self._parallel)
+        except BaseException:
+            self._parallel.leave()
+            raise
+        self._residents = Residents(definition, self._model.sites, self._device.torch_device)
+        self._volume = LocalVolume(config.checkpoints_root)
+        self._captures = Captures(self._volume, SoloGroup())
+        self._limits = PassLimits(
+            max_tokens=definition.limits.max_tokens_per_rank,
+            chunk_tokens=settings.logprob_chunk_tokens,
+        )
+
+    def info(self) -> RankInfo:
+        """What this rank runs on."""
+        return RankInfo(
+            rank=self._parallel.rank,
+            pid=os.getpid(),
+            device=self._device.description,
+            losses=LOSS_NAMES,
+        )
+
+    def execute(self, command: TrainCommand) -> list[Output] | Mapping[str, float] | None:
+        """Run one command of the train mailbox."""
+        with self._progress.of(type(command).__name__):
+            match command:
+                case RunBatch():
+                    return self._run_batch(command.batch)
+                case StepOptimizer():
+                    return self._step(command)
+                case CreateAdapter():
+                    self._residents.create(command.model_id, command.spec, command.drawn_seed)
+                case Capture():
+                    self._capture(command)
+                case Load():
+                    self._load(command)
+                case DropGradients():
+                    self._residents.adapter(command.model_id).drop_gradients()
+                case Unload():
+                    self._residents.remove(command.model_id)
+                case _:
+                    assert_never(command)
+        return None
+
+    def persist(self, command: Persist) -> Published:
+        """Publish a capture; touches nothing that `execute` touches."""
+        with self._progress.of(type(command).__name__):
+            return self._captures.persist(command.capture_id, command.destination)
+
+    def progress(self) -> RankProgress:
+        """How far this rank has come."""
+        view = self._progress.view()
+        return RankProgress(
+            rank=self._parallel.rank,
+            pid=os.getpid(),
+            completed_commands=view.completed_commands,
+            running=view.running,
+            age_s=view.age_s,
+        )
+
+    def gradients(self, model_id: ModelId) -> dict[str, torch.Tensor]:
+        """Copies of the gradients of this window by factor name, for measuring parity; no command returns them."""
+        adapter = self._residents.adapter(model_id)
+        return {name: part.clone() for name, part in adapter.named(adapter.gradients).items()}
+
+    def close(self) -> None:
+        """Leave the process groups."""
+        self._parallel.leave()
+
+    def _run_batch(self, batch: Batch) -> list[Output]:
+        objective = Objective.of(batch.loss, batch.config)
+        return [
+            self._run_item(item, objective, forward_only=batch.forward_only) for item in batch.items
+        ]
+
+    def _run_item(self, item: WorkItem, objective: Objective, *, forward_only: bool) -> Output:
+        """One item's output; its failure stays its own, and leaves no half-added gradients."""
+        try:
+            check_datums(item.datums, objective.name, self._definition)
+            result = run_pass(
+                self._model,
+                self._residents.adapter(item.model_id),
+                objective,
+                item.datums,
+                self._limits,
+                forward_only=forward_only,
+            )
+        except Exception as error:  # isolates one client from another: the others' items go on
+            if not isinstance(error, LiloError | NonFiniteLoss):
+                _log.exception("model %s operation %s failed", item.model_id, item.operation_id)
+            self._drop_after_failure(item.model_id, forward_only=forward_only)
+            return Output(operation_id=item.operation_id, error=_sentence(error))
+        return Output(
+            operation_id=item.operation_id,
+            logprobs=tuple(Tensor.of(values, "float32") for values in result.logprobs),
+            metrics=result.metrics,
+        )
+
+    def _drop_after_failure(self, model_id: ModelId, *, forward_only: bool) -> None:
+        if not forward_only and model_id in self._residents:
+            self._residents.adapter(model_id).drop_gradients()
+
+    def _step(self, command: StepOptimizer) -> Mapping[str, float]:
+        adapter = self._residents.adapter(command.model_id)
+        if adapter.num_passes == 0:
+            raise InvalidRequest(
+                f"model {command.model_id!r} has no gradients to step with; "
+                "run forward_backward since the last optim_step"
+            )
+        return adamw_step(adapter, command.params)
+
+    def _capture(self, command: Capture) -> None:
+        adapter = self._residents.adapter(command.model_id)
+        state = adapter.export(
+            self._definition.model.name, with_optimizer=command.kind == "training"
+        )
+        self._captures.keep(command.capture_id, command.kind, state)
+
+    def _load(self, command: Load) -> None:
+        adapter = self._residents.adapter(command.model_id)
+        from lilo_miles_backend.checkpoints import load_training  # noqa: PLC0415
+
+        state = load_training(self._volume, command.source)
+        self._residents.check_fits(command.model_id, state, str(command.source))
+        adapter.restore(state, with_optimizer=command.with_optimizer)
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, LiloError | NonFiniteLoss):
+        return str(error)
+    return f"the pass failed with {type(error).__name__}: {error}"
