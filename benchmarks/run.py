@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Start `lilo serve tiny`, run the load driver against it, print a short table: what `make bench` does.
 
-    python benchmarks/run_load.py [--out result.json] [any option of tinker_load.py]
+    python benchmarks/run.py [--out result.json] [any option of tinker_load.py]
 
 The exit code is not 0 if a section failed or a check did not pass.
 """
@@ -16,10 +16,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from lilo_engine.demo.server import LocalServer
 from rich.console import Console
 from rich.table import Table
-
-from lilo_engine.demo.server import LocalServer
 
 DRIVER = Path(__file__).with_name("tinker_load.py")
 LIMIT_S = 1800.0
@@ -28,12 +27,14 @@ LIMIT_S = 1800.0
 
 def run_load(out: Path, options: list[str]) -> dict[str, Any]:
     """All sections (or those that `options` name) against a server of our own; the driver's report."""
-    with tempfile.TemporaryDirectory(prefix="lilo-bench-") as folder:
-        with LocalServer("tiny", Path(folder)) as server:
-            command = [sys.executable, str(DRIVER), "--base-url", server.base_url]
-            command += ["--api-key", server.api_key, "--base-model", "tiny"]
-            command += ["--server-pid", str(server.pid), "--out", str(out), *options]
-            subprocess.run(command, stdout=subprocess.DEVNULL, timeout=LIMIT_S, check=False)
+    with (
+        tempfile.TemporaryDirectory(prefix="lilo-bench-") as folder,
+        LocalServer("tiny", Path(folder)) as server,
+    ):
+        command = [sys.executable, str(DRIVER), "--base-url", server.base_url]
+        command += ["--api-key", server.api_key, "--base-model", "tiny"]
+        command += ["--server-pid", str(server.pid), "--out", str(out), *options]
+        subprocess.run(command, stdout=subprocess.DEVNULL, timeout=LIMIT_S, check=False)
     return json.loads(out.read_text("utf-8"))
 
 
