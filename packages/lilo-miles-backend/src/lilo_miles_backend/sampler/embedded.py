@@ -23,8 +23,8 @@ from lilo_engine.sampling.engine import (
     SampleResult,
     SamplerHealth,
     SamplerInfo,
-    SamplingParams,
 )
+from lilo_engine.sampling.validate import check_request
 
 from lilo_miles_backend.sampler.adapters import Adapter, read_adapter
 from lilo_miles_backend.sampler.batch import Batch
@@ -167,9 +167,8 @@ class EmbeddedSampler:
     def _job(
         self, request: SampleRequest, deliver: Callable[[SampleResult | LiloError], None]
     ) -> Job:
+        check_request(request, vocab_size=self._info.vocab_size, context=self._context)
         prompt = np.frombuffer(request.prompt, dtype="<i4").tolist()
-        self._check_prompt(prompt)
-        _check_params(request)
         params = request.params
         adapter = None
         if request.adapter is not None:
@@ -191,47 +190,6 @@ class EmbeddedSampler:
             else None,
             deliver=deliver,
         )
-
-    def _check_prompt(self, prompt: list[int]) -> None:
-        if not prompt:
-            raise InvalidRequest("the prompt is empty; send at least one token")
-        if len(prompt) > self._context:
-            raise InvalidRequest(
-                f"the prompt has {len(prompt)} tokens, over the context of {self._context}; shorten it"
-            )
-        vocab = self._info.vocab_size
-        for place, token in enumerate(prompt):
-            if not 0 <= token < vocab:
-                raise InvalidRequest(
-                    f"prompt token {place} is {token}; token ids are 0 to {vocab - 1}"
-                )
-
-
-def _check_params(request: SampleRequest) -> None:
-    params: SamplingParams = request.params
-    if len(request.prompt) % 4:
-        raise InvalidRequest(f"a prompt of {len(request.prompt)} bytes is not a list of int32")
-    checks: list[tuple[bool, str]] = [
-        (request.num_samples >= 1, f"num_samples is {request.num_samples}; expected at least 1"),
-        (params.max_tokens >= 0, f"max_tokens is {params.max_tokens}; expected at least 0"),
-        (
-            0 <= params.temperature < float("inf"),
-            f"temperature is {params.temperature}; expected a finite number from 0 on",
-        ),
-        (
-            params.top_k == -1 or params.top_k >= 1,
-            f"top_k is {params.top_k}; expected -1 (all) or at least 1",
-        ),
-        (0 < params.top_p <= 1, f"top_p is {params.top_p}; expected above 0 and at most 1"),
-        (
-            request.topk_prompt_logprobs >= 0 and request.topk_sample_logprobs >= 0,
-            "numbers of top logprobs cannot be negative",
-        ),
-        (all(params.stop_strings), "a stop string is empty"),
-    ]
-    for good, words in checks:
-        if not good:
-            raise InvalidRequest(words)
 
 
 def _deliver_to(future: Future[SampleResult]) -> Callable[[SampleResult | LiloError], None]:

@@ -1,0 +1,168 @@
+"""SampleFutures: every accepted sample request, by (sampling session, number), until its answer may be forgotten.
+
+No I/O and no tasks; `manager.py` runs the requests. Numbers are per sampling session, start anywhere and imply no
+order. The same number with the same fingerprint is the same request; with another one it is refused. An answer can be
+fetched again: what was fetched is forgotten first, then the oldest, when there are too many or they are too old.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import anyio
+
+from lilo_engine.errors import InvalidRequest, NotFound
+from lilo_engine.operations.result import Failed
+from lilo_engine.sampling.engine import SampleResult
+
+PREFIX = "sample:"
+"""Request ids of samples start with it, so that a front can tell them from an engine's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    """Finished; `result` can be fetched again."""
+
+    result: SampleResult
+
+
+Outcome: TypeAlias = Sampled | Failed
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class SampleFuture:
+    """One accepted request."""
+
+    request_id: str
+    session_id: str
+    fingerprint: str
+    sequence_ids: tuple[str, ...]
+    outcome: Outcome | None = None
+    finished: anyio.Event = field(default_factory=anyio.Event)
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    """What the request runs in; cancelling it stops it at the engine."""
+    finished_at: float = 0.0
+
+
+class SampleFutures:
+    """All of them, with bounded memory for the finished ones."""
+
+    def __init__(
+        self, *, max_finished: int, max_age_s: float, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Empty.
+
+        Args:
+            max_finished: answers kept.
+            max_age_s: an answer may be forgotten this long after it was there.
+            now: clock in seconds.
+        """
+        self._max_finished = max_finished
+        self._max_age_s = max_age_s
+        self._now = now
+        self._by_id: dict[str, SampleFuture] = {}
+        self._by_session: dict[str, set[str]] = {}
+        # In the order of finishing; together they are the finished ones.
+        self._unfetched: OrderedDict[str, SampleFuture] = OrderedDict()
+        self._fetched: OrderedDict[str, SampleFuture] = OrderedDict()
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that wait or run."""
+        return len(self._by_id) - len(self._unfetched) - len(self._fetched)
+
+    def find(self, session_id: str, seq_id: int, fingerprint: str) -> SampleFuture | None:
+        """The request that already has this number, if there is one.
+
+        Raises:
+            InvalidRequest: it had another payload.
+        """
+        future = self._by_id.get(_request_id(session_id, seq_id))
+        if future is not None and future.fingerprint != fingerprint:
+            raise InvalidRequest(
+                f"sample number {seq_id} of session {session_id} was used with another request; "
+                "give every request a number of its own"
+            )
+        return future
+
+    def open(
+        self, *, session_id: str, seq_id: int, fingerprint: str, num_samples: int
+    ) -> SampleFuture:
+        """Make the future of a new request."""
+        request_id = _request_id(session_id, seq_id)
+        assert request_id not in self._by_id, request_id
+        future = SampleFuture(
+            request_id=request_id,
+            session_id=session_id,
+            fingerprint=fingerprint,
+            sequence_ids=tuple(f"{request_id}:{sample}" for sample in range(num_samples)),
+        )
+        self._by_id[request_id] = future
+        self._by_session.setdefault(session_id, set()).add(request_id)
+        return future
+
+    def get(self, request_id: str) -> SampleFuture:
+        """The future of an id.
+
+        Raises:
+            NotFound: there is none, or it was forgotten.
+        """
+        future = self._by_id.get(request_id)
+        if future is None:
+            raise NotFound(
+                f"there is no sample request {request_id!r}; the last {self._max_finished} answers are kept "
+                f"for {self._max_age_s:g} s, send the request again"
+            )
+        return future
+
+    def settle(self, future: SampleFuture, outcome: Outcome) -> None:
+        """Finish a request; the first outcome stays."""
+        if future.outcome is not None:
+            return
+        future.outcome = outcome
+        future.finished_at = self._now()
+        future.finished.set()
+        # A session may have been forgotten while its request still ran.
+        if self._by_id.get(future.request_id) is future:
+            self._unfetched[future.request_id] = future
+            self._trim()
+
+    def fetched(self, future: SampleFuture) -> None:
+        """Note that the answer was handed out."""
+        if self._unfetched.pop(future.request_id, None) is not None:
+            self._fetched[future.request_id] = future
+
+    def forget(self, session_id: str) -> list[SampleFuture]:
+        """Drop all of a session; returns those that had not finished."""
+        dropped = [self._by_id[i] for i in self._by_session.get(session_id, ())]
+        for future in dropped:
+            self._drop(future)
+        return [future for future in dropped if future.outcome is None]
+
+    def _trim(self) -> None:
+        """Forget what is over the bounds. Constant work per finished request."""
+        oldest = self._now() - self._max_age_s
+        for finished in (self._fetched, self._unfetched):
+            while finished:
+                future = next(iter(finished.values()))
+                too_many = len(self._fetched) + len(self._unfetched) > self._max_finished
+                if not too_many and future.finished_at >= oldest:
+                    break
+                self._drop(future)
+
+    def _drop(self, future: SampleFuture) -> None:
+        del self._by_id[future.request_id]
+        self._unfetched.pop(future.request_id, None)
+        self._fetched.pop(future.request_id, None)
+        siblings = self._by_session[future.session_id]
+        siblings.discard(future.request_id)
+        if not siblings:
+            del self._by_session[future.session_id]
+
+
+def _request_id(session_id: str, seq_id: int) -> str:
+    return f"{PREFIX}{session_id}:{seq_id}"
