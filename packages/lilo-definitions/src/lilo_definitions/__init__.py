@@ -13,6 +13,7 @@ from lilo_definitions.errors import (
     InvalidSource,
     UnknownDefinition,
 )
+from lilo_definitions.fit import ModelConfig, check_fits_model, read_model_config
 from lilo_definitions.source import resolve_source
 
 __all__ = [
@@ -22,13 +23,16 @@ __all__ = [
     "InvalidSource",
     "Limits",
     "Lora",
+    "ModelConfig",
     "ModelSpec",
     "Sampler",
     "Topology",
     "UnknownDefinition",
     "canonical_json",
+    "check_fits_model",
     "digest",
     "get",
     "names",
+    "read_model_config",
     "resolve_source",
 ]

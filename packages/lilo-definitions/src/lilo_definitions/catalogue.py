@@ -51,7 +51,8 @@ def get(name: str) -> Definition:
     try:
         definition = recipes[name]()
     except ValidationError as error:
-        raise InvalidDefinition(f"definition {name!r} does not hold: {error}") from error
+        reasons = "; ".join(item["msg"].removeprefix("Value error, ") for item in error.errors())
+        raise InvalidDefinition(f"definition {name!r} does not hold: {reasons}") from error
     if definition.name != name:
         raise InvalidDefinition(
             f"definition {name!r} calls itself {definition.name!r}; the entry in the catalogue and the "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 class _Part(BaseModel):
@@ -33,28 +33,63 @@ class Lora(_Part):
     """The adapters that can be resident together."""
 
     slots: int = Field(gt=0)
+    """Models that can be trained at the same time; the next `create_model` is refused."""
     max_rank: int = Field(gt=0)
+    """Largest LoRA rank that a client may ask for."""
     alpha: float = Field(gt=0)
     """Scale is alpha / rank; the definition's, never the client's."""
     targets: tuple[Literal["attn", "mlp", "unembed"], ...] = ("attn", "mlp", "unembed")
     """Groups of linears that may carry an adapter."""
+
+    @field_validator("targets")
+    @classmethod
+    def _some_and_once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value or len(set(value)) != len(value):
+            raise ValueError(
+                f"targets {list(value)} must name at least one of attn, mlp, unembed, each once"
+            )
+        return value
 
 
 class Topology(_Part):
     """How many ranks, and how they split the model. World size is tp x cp x dp."""
 
     device: Literal["cpu", "cuda"] = "cpu"
+    """cpu talks over gloo, cuda over NCCL."""
     nodes: int = Field(default=1, gt=0)
+    """Machines that the ranks are spread over."""
     gpus_per_node: int = Field(default=0, ge=0)
     """0 on CPU."""
     tp: int = Field(default=1, gt=0)
+    """Tensor-parallel ranks: each holds a part of every weight matrix."""
     cp: int = Field(default=1, gt=0)
+    """Context-parallel ranks: each holds a part of every row."""
     dp: int = Field(default=1, gt=0)
+    """Data-parallel ranks: each holds different rows."""
 
     @property
     def world_size(self) -> int:
         """Number of ranks."""
         return self.tp * self.cp * self.dp
+
+    @model_validator(mode="after")
+    def _devices_for_all_ranks(self) -> Self:
+        layout = f"tp {self.tp} x cp {self.cp} x dp {self.dp} = {self.world_size} ranks"
+        if self.device == "cpu" and self.gpus_per_node:
+            raise ValueError(
+                f"device cpu with gpus_per_node {self.gpus_per_node}; set it to 0, or device to cuda"
+            )
+        num_gpus = self.nodes * self.gpus_per_node
+        if self.device == "cuda" and self.world_size != num_gpus:
+            raise ValueError(
+                f"{layout}, but {self.nodes} nodes x {self.gpus_per_node} GPUs = {num_gpus}; "
+                "one rank runs on each GPU, so the two must be equal"
+            )
+        if self.world_size % self.nodes:
+            raise ValueError(
+                f"{layout} cannot be spread evenly over {self.nodes} nodes; choose a multiple"
+            )
+        return self
 
 
 class Limits(_Part):
@@ -84,6 +119,7 @@ class Sampler(_Part):
     """The sampling engine beside the trainer."""
 
     engine: Literal["embedded"] = "embedded"
+    """Name in the entry-point group `lilo.samplers`."""
     sequences: int = Field(default=64, gt=0)
     """Sequences generated at once; more wait."""
     max_adapters: int = Field(default=64, gt=0)
@@ -100,21 +136,33 @@ class Definition(_Part):
     summary: str
     """One line for `lilo definitions list`."""
     model: ModelSpec
+    """The frozen base."""
     context: int = Field(gt=0)
     """Longest model input in tokens that is accepted; at most the model's own."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the frozen base weights and activations; adapters and optimizer are always float32."""
     lora: Lora
+    """The adapters."""
     topology: Topology = Topology()
+    """The ranks."""
     limits: Limits
+    """Bounds of work and waiting."""
     sampler: Sampler = Sampler()
+    """What answers `sample`."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
         """Check fields against each other; messages carry the numbers."""
         if self.context > self.model.context:
             raise ValueError(
-                f"definition {self.name!r}: context {self.context} is over the {self.model.context} tokens "
-                f"that {self.model.name!r} can take"
+                f"context {self.context} is over the {self.model.context} tokens that {self.model.name!r} "
+                "can take; lower it"
+            )
+        longest_shard = -(-self.context // self.topology.cp)
+        if longest_shard > self.limits.max_tokens_per_rank:
+            raise ValueError(
+                f"a row of {self.context} tokens gives each of {self.topology.cp} context-parallel ranks "
+                f"{longest_shard}, over max_tokens_per_rank {self.limits.max_tokens_per_rank}; "
+                "raise the limit or cp, or lower the context"
             )
         return self

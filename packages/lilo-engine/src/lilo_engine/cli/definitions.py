@@ -1,0 +1,120 @@
+"""`lilo definitions`: what can be trained here, and with which numbers.
+
+Presentation only; `lilo_definitions` knows the answers.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, NoReturn
+
+import lilo_definitions
+import typer
+from lilo_definitions import Definition, DefinitionError
+from pydantic import BaseModel
+from rich.console import Console
+from rich.table import Table
+
+app = typer.Typer(
+    name="definitions",
+    help="What can be trained: list the definitions, show one.",
+    no_args_is_help=True,
+)
+
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table.")]
+
+
+@app.command("list")
+def list_definitions(as_json: _Json = False) -> None:
+    """List every installed definition."""
+    try:
+        found = [lilo_definitions.get(name) for name in lilo_definitions.names()]
+    except DefinitionError as error:
+        _fail(error)
+    if as_json:
+        print(json.dumps([_summary(definition) for definition in found], indent=2))
+        return
+    table = Table(box=None, pad_edge=False)
+    table.add_column("name", no_wrap=True)
+    for title in ("context", "adapters", "ranks"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("summary")
+    for definition in found:
+        table.add_row(
+            definition.name,
+            f"{definition.context:,}",
+            f"{definition.lora.slots} of rank {definition.lora.max_rank}",
+            f"{definition.topology.world_size} {definition.topology.device}",
+            definition.summary,
+        )
+    Console(highlight=False).print(table)
+
+
+@app.command("show")
+def show_definition(
+    name: Annotated[str, typer.Argument(help="A name that `lilo definitions list` shows.")],
+    as_json: _Json = False,
+) -> None:
+    """Show every field of one definition, and what it means."""
+    try:
+        definition = lilo_definitions.get(name)
+    except DefinitionError as error:
+        _fail(error)
+    if as_json:
+        content = definition.model_dump(mode="json")
+        print(json.dumps({**content, "digest": lilo_definitions.digest(definition)}, indent=2))
+        return
+    table = Table(box=None, pad_edge=False)
+    table.add_column("field", no_wrap=True)
+    table.add_column("value", overflow="fold")
+    table.add_column("meaning", style="dim")
+    for field, value, meaning in _rows(definition, prefix=""):
+        table.add_row(field, value, meaning)
+    table.add_row(
+        "digest", lilo_definitions.digest(definition)[:16], "Equal content, equal digest."
+    )
+    Console(highlight=False).print(table)
+
+
+def _summary(definition: Definition) -> dict[str, object]:
+    """What `list --json` says of one definition."""
+    return {
+        "name": definition.name,
+        "summary": definition.summary,
+        "base_model": definition.model.name,
+        "context": definition.context,
+        "slots": definition.lora.slots,
+        "max_rank": definition.lora.max_rank,
+        "device": definition.topology.device,
+        "world_size": definition.topology.world_size,
+    }
+
+
+def _rows(part: BaseModel, prefix: str) -> list[tuple[str, str, str]]:
+    """Field, value and meaning of a part and the parts in it, in the order they are declared."""
+    rows: list[tuple[str, str, str]] = []
+    for field, info in type(part).model_fields.items():
+        value: object = getattr(part, field)
+        if isinstance(value, BaseModel):
+            rows += _rows(value, f"{prefix}{field}.")
+        else:
+            meaning = " ".join((info.description or "").split())
+            rows.append((prefix + field, _shown(value), meaning))
+    return rows
+
+
+def _shown(value: object) -> str:
+    """A value as a person writes it."""
+    if value is None:
+        return "no cap"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType] (isinstance leaves the element type open)
+    return str(value)
+
+
+def _fail(error: DefinitionError) -> NoReturn:
+    """One line on stderr, exit code 1."""
+    typer.echo(f"lilo definitions: {error}", err=True)
+    raise typer.Exit(1)
