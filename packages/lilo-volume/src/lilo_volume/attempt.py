@@ -151,6 +151,11 @@ class Attempt:
         return self._publisher.volume.local_path(attempt_folder(self.publication))
 
     @property
+    def timeout_s(self) -> float:
+        """Limit of each wait for other ranks."""
+        return self._publisher.timeout_s
+
+    @property
     def files(self) -> Mapping[str, FileEntry]:
         """What this rank has written and closed, by path."""
         return dict(self._files)

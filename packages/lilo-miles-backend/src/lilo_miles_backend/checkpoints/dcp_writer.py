@@ -1,0 +1,130 @@
+"""DCP writer: state dicts as torch distributed checkpoint files inside an attempt, digested while written.
+
+The files are those of `torch.distributed.checkpoint`: `__<rank>_<n>.distcp` and `.metadata`, which its own loader
+reads. The planning is torch's too; its `save` is not called, because it needs a torch process group for more than
+one rank, warns for one, and raises a BaseException. What it does is done here over a lilo-volume `Group`.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from pathlib import Path
+from typing import cast
+
+import torch
+from lilo_volume import Attempt, Group
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import (
+    CURRENT_DCP_VERSION,
+    DEFAULT_SUFFIX,
+    _StorageInfo,  # pyright: ignore[reportPrivateUsage] - the reader's record of a file slice
+)
+from torch.distributed.checkpoint.metadata import STATE_DICT_TYPE, Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.futures import Future
+
+METADATA_NAME = ".metadata"
+
+
+class AttemptWriter(StorageWriter):
+    """Writes one file per rank into an attempt."""
+
+    def __init__(self, attempt: Attempt, rank: int) -> None:
+        """Write as `rank`."""
+        super().__init__()
+        self._attempt = attempt
+        self._rank = rank
+
+    def reset(self, checkpoint_id: object = None) -> None:
+        """Nothing is kept between saves: a writer is made for one attempt."""
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: object, **kwargs: object) -> None:
+        """Nothing to set up: the attempt has its folder."""
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """The plan as it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """The plans as they are: file names come from the rank."""
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write this rank's items; a rank without any leaves no file."""
+        written: Future[list[WriteResult]] = Future()
+        results: list[WriteResult] = []
+        if plan.items:
+            name = f"__{self._rank}_0{DEFAULT_SUFFIX}"
+            with self._attempt.create(name) as file:
+                for item in plan.items:
+                    data = _serialised(planner, item)
+                    info = _StorageInfo(name, file.tell(), len(data))
+                    file.write(data)
+                    results.append(WriteResult(item.index, len(data), info))
+        written.set_result(results)
+        return written
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Write `.metadata`; it says which slice of which file holds what."""
+        metadata.version = CURRENT_DCP_VERSION
+        metadata.storage_data = {r.index: r.storage_data for rank in results for r in rank}
+        metadata.storage_meta = self.storage_meta()
+        with self._attempt.create(METADATA_NAME) as file:
+            file.write(pickle.dumps(metadata))
+
+    def storage_meta(self) -> StorageMeta:
+        """Empty: a checkpoint does not say where it was written."""
+        return StorageMeta()
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: object) -> bool:
+        """Only folders."""
+        return isinstance(checkpoint_id, Path)
+
+
+def save_state_dict(attempt: Attempt, group: Group, state: STATE_DICT_TYPE) -> set[str] | None:
+    """Write `state` (tensors by name; on every rank the same names, whole or sharded) into `attempt`.
+
+    Returns on rank 0 the files that were written over all ranks, None on others.
+    """
+    timeout_s = attempt.timeout_s
+    # The names are flat already; letting the planner look for nested ones costs a fifth of a small save.
+    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    writer = AttemptWriter(attempt, group.rank)
+    planner.set_up_planner(state, writer.storage_meta(), group.rank == 0)
+    local = planner.create_local_plan()
+    plans = group.all_gather(local, timeout_s=timeout_s, step="plan checkpoint")
+    metadata: Metadata | None = None
+    central: list[SavePlan] | None = None
+    if group.rank == 0:
+        central, metadata = planner.create_global_plan(plans)
+    central = group.broadcast(central, timeout_s=timeout_s, step="share plan")
+    written = writer.write_data(planner.finish_plan(central[group.rank]), planner).wait()
+    results = group.all_gather(written, timeout_s=timeout_s, step="write shards")
+    if metadata is None:
+        return None
+    writer.finish(metadata, results)
+    return expected_files(metadata)
+
+
+def expected_files(metadata: Metadata) -> set[str]:
+    """The files that a checkpoint with this `.metadata` has, itself included."""
+    infos = cast("dict[object, _StorageInfo]", metadata.storage_data)
+    return {info.relative_path for info in infos.values()} | {METADATA_NAME}
+
+
+def _serialised(planner: SavePlanner, item: WriteItem) -> memoryview:
+    """The bytes of one item, as torch's own writer makes them."""
+    data = planner.resolve_data(item)
+    if item.type == WriteItemType.BYTE_IO:
+        assert isinstance(data, io.BytesIO), "torch resolves byte items to BytesIO"
+        return data.getbuffer()
+    assert isinstance(data, torch.Tensor), "torch resolves all other items to tensors"
+    data = data.detach().cpu()
+    if data.untyped_storage().nbytes() != data.numel() * data.element_size():
+        data = data.clone()  # of a view, torch would save the whole storage
+    buffer = io.BytesIO()
+    torch.save(data, buffer)
+    return buffer.getbuffer()

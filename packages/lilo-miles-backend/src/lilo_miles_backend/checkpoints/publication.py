@@ -1,0 +1,61 @@
+"""Publication: one attempt for one destination, and what the engine is told when it is published."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+from lilo_engine.commands.command import Destination, Published
+from lilo_volume import Attempt, Checkpoint, Group, Volume, begin
+
+from lilo_miles_backend.adapter_state import AdapterState
+from lilo_miles_backend.checkpoints.metadata import describe
+from lilo_miles_backend.checkpoints.translate import volume_errors
+
+ONE_RANK: Mapping[str, int] = {"tp": 1, "cp": 1, "dp": 1}
+"""Layout of a trainer of one rank."""
+
+
+def publish(
+    volume: Volume,
+    group: Group,
+    state: AdapterState,
+    destination: Destination,
+    *,
+    layout: Mapping[str, int],
+    write: Callable[[Attempt], Collection[str] | None],
+) -> Published:
+    """Publish what `write` puts into an attempt; it returns the files that the checkpoint must have.
+
+    Raises:
+        InvalidRequest: the name is taken.
+        CommandFailed: it could not be written or published; nothing of it is visible.
+    """
+    with volume_errors():
+        attempt = begin(
+            volume,
+            group,
+            collection=destination.run_id,
+            kind=destination.kind,
+            name=destination.name,
+            order=destination.order,
+            overwrite=destination.overwrite,
+        )
+        with attempt:
+            expected = write(attempt)
+            checkpoint = attempt.publish(
+                expected=expected, layout=layout, metadata=describe(state, destination.metadata)
+            )
+    return published(checkpoint, destination)
+
+
+def published(checkpoint: Checkpoint, destination: Destination) -> Published:
+    """The engine's view of a checkpoint."""
+    return Published(
+        run_id=destination.run_id,
+        kind=destination.kind,
+        name=destination.name,
+        attempt=checkpoint.publication.attempt,
+        folder=str(checkpoint.folder),
+        size_bytes=checkpoint.size_bytes,
+        digest=checkpoint.manifest.digest,
+    )
