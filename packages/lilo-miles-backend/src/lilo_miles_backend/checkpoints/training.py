@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from lilo_engine.commands.command import Destination, Published
 from lilo_engine.errors import CommandFailed
 from lilo_volume import Attempt, Group, Volume
@@ -37,9 +38,7 @@ def persist_training(
     _check_whole(state)
 
     def write(attempt: Attempt) -> set[str] | None:
-        files = save_state_dict(
-            attempt, group, {part: dict(getattr(state, part)) for part in PARTS}
-        )
+        files = save_state_dict(attempt, group, _state_dict(state))
         if files is None:
             return None
         with attempt.create(DOCUMENT_NAME) as file:
@@ -48,6 +47,14 @@ def persist_training(
         return files | {DOCUMENT_NAME}
 
     return publish(volume, group, state, destination, layout=layout, write=write)
+
+
+def _state_dict(state: AdapterState) -> dict[str, torch.Tensor]:
+    tensors: dict[str, torch.Tensor] = {}
+    for part in PARTS:
+        named: Mapping[str, torch.Tensor] = getattr(state, part)
+        tensors |= {f"{part}.{name}": tensor for name, tensor in named.items()}
+    return tensors
 
 
 def _check_whole(state: AdapterState) -> None:
