@@ -67,13 +67,14 @@ def show_definition(
     table = Table(box=None, pad_edge=False)
     table.add_column("field", no_wrap=True)
     table.add_column("value", overflow="fold")
-    table.add_column("meaning", style="dim")
+    table.add_column("meaning", style="dim", min_width=30)
     for field, value, meaning in _rows(definition, prefix=""):
-        table.add_row(field, value, meaning)
-    table.add_row(
-        "digest", lilo_definitions.digest(definition)[:16], "Equal content, equal digest."
-    )
-    Console(highlight=False).print(table)
+        if field not in ("name", "summary"):
+            table.add_row(field, value, meaning)
+    table.add_row("digest", lilo_definitions.digest(definition)[:16], "Equal content, equal digest")
+    console = Console(highlight=False)
+    console.print(f"[bold]{definition.name}[/bold]: {definition.summary}", soft_wrap=True)
+    console.print(table)
 
 
 def _summary(definition: Definition) -> dict[str, object]:
