@@ -1,1 +1,5 @@
-"""cli."""
+"""The `lilo` command."""
+
+from lilo_engine.cli.main import main
+
+__all__ = ["main"]

@@ -10,7 +10,7 @@ from lilo_volume import Volume
 
 from lilo_engine.control.checkpoints import Checkpoints
 from lilo_engine.control.journal import ControlJournal
-from lilo_engine.control.keys import Keys
+from lilo_engine.control.keys import Door, Keys
 from lilo_engine.control.models import Runs
 from lilo_engine.control.records import Records
 from lilo_engine.control.sampling_sessions import SamplingSessions
@@ -34,6 +34,11 @@ class Control:
     journal: ControlJournal
     clock: Callable[[], float]
     """Unix seconds."""
+
+    @property
+    def door(self) -> Door:
+        """The keys as the HTTP layer asks for them."""
+        return Door(self.keys, self.clock)
 
     @classmethod
     def over(cls, records: Records, volume: Volume, clock: Callable[[], float]) -> Control:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -102,6 +103,18 @@ class Keys:
         for each in self._digests:
             known |= hmac.compare_digest(each, digest)
         return known
+
+
+class Door:
+    """Keys with a clock: what the HTTP layer asks."""
+
+    def __init__(self, keys: Keys, clock: Callable[[], float]) -> None:
+        self._keys = keys
+        self._clock = clock
+
+    async def accepts(self, key: str) -> bool:
+        """Whether the key is valid now."""
+        return await self._keys.accepts(key, self._clock())
 
 
 def _digest(key: str) -> str:

@@ -135,7 +135,7 @@ class SamplingSessions:
         """Snapshots that a moving session points at."""
         return {s.ref for s in self._sessions.values() if s.moving and s.ref is not None}
 
-    async def of_session(self, session_id: str) -> list[str]:
+    def of_session(self, session_id: str) -> list[str]:
         """Ids of a session's sampling sessions, oldest first."""
         return [
             s.sampling_session_id for s in self._sessions.values() if s.session_id == session_id

@@ -13,6 +13,9 @@ from lilo_engine.operations.tensor import Tensor
 from lilo_engine.requests.proto import tinker_public_pb2 as pb
 from lilo_engine.sampling.engine import SampledSequence, SampleResult, TopK
 
+JsonBody = Mapping[str, object]
+"""The JSON body of a reply."""
+
 RECORD = "ArrayRecord"
 """The type name of a pass's outputs; the SDK shows it and reads nothing else from it."""
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -107,6 +108,12 @@ class SamplingManager:
         self._changed = anyio.Event()
         self._launches = 0
         self._last_failure: str | None = None
+        self._in_use: Counter[str] = Counter()
+
+    @property
+    def adapters_in_use(self) -> frozenset[str]:
+        """Names of the adapters that unfinished requests need: their folders must not go yet."""
+        return frozenset(self._in_use)
 
     async def run(self) -> None:
         """Keep an engine running and answer requests until cancelled."""
@@ -238,6 +245,8 @@ class SamplingManager:
     ) -> None:
         """Run one request to its outcome, whatever it is."""
         outcome: Outcome = Failed(error=Unavailable("the server is stopping; try again later"))
+        if adapter is not None:
+            self._in_use[adapter.name] += 1
         try:
             with future.scope:
                 outcome = await self._run(adapter, request)
@@ -245,6 +254,9 @@ class SamplingManager:
                 outcome = Failed(error=Gone(f"sample request {request.request_id} was cancelled"))
         finally:
             self._futures.settle(future, outcome)
+            if adapter is not None:
+                self._in_use[adapter.name] -= 1
+                self._in_use += Counter()  # drops what fell to zero
 
     async def _run(self, adapter: AdapterVersion | None, request: SampleRequest) -> Outcome:
         try:

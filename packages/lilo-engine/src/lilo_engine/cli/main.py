@@ -1,0 +1,105 @@
+"""`lilo`: one typer app; each sub-command is a function or a group in a module of its own.
+
+Only the module of the command that was typed is imported; `--help` imports them all. One that cannot be imported,
+because an extra or another package is not installed, becomes a command that says what to install. Other packages add
+theirs through the entry-point group `lilo.commands`: a function, or a `typer.Typer` for a group.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from importlib.metadata import entry_points
+from types import MappingProxyType
+
+import typer
+
+from lilo_engine.config import log_level
+
+GROUP = "lilo.commands"
+COMMANDS: Mapping[str, str] = MappingProxyType(
+    {
+        "serve": "lilo_engine.cli.serve:serve",
+        "demo": "lilo_engine.cli.demo:demo",
+        "definitions": "lilo_engine.cli.definitions:app",
+        "keys": "lilo_engine.cli.keys:app",
+        "doctor": "lilo_engine.cli.doctor:doctor",
+    }
+)
+"""Name -> where its function or group is."""
+_HINTS: Mapping[str, str] = MappingProxyType(
+    {"demo": "pip install 'lilo-engine[demo]' lilo-miles-backend"}
+)
+"""What to install for a command that cannot be imported; for others the missing module is named."""
+
+
+def build(typed: str | None = None) -> typer.Typer:
+    """The app.
+
+    Args:
+        typed: The command that was typed, if one was: then only it is imported.
+    """
+    app = typer.Typer(
+        name="lilo",
+        help="Lilo: a self-hosted fine-tuning service that speaks the Tinker API.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    # Keeps a lone command a sub-command: typer would make it the whole app.
+    app.callback()(_nothing)
+    finders = _finders()
+    for name, find in finders.items():
+        if typed not in finders or name == typed:
+            _add(app, name, find)
+    return app
+
+
+def main() -> None:
+    """Run the command line."""
+    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=log_level(), format=form, stream=sys.stderr)
+    build(sys.argv[1] if len(sys.argv) > 1 else None)()
+
+
+def _nothing() -> None:
+    """Lilo: a self-hosted fine-tuning service that speaks the Tinker API."""
+
+
+def _finders() -> dict[str, Callable[[], object]]:
+    found: dict[str, Callable[[], object]] = {
+        name: lambda place=place: _load(place) for name, place in COMMANDS.items()
+    }
+    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+        found[point.name] = point.load
+    return found
+
+
+def _load(place: str) -> object:
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
+
+
+def _add(app: typer.Typer, name: str, find: Callable[[], object]) -> None:
+    try:
+        command = find()
+    except ImportError as error:
+        hint = _HINTS.get(name, f"install what provides {error.name!r}")
+        _add_missing(app, name, f"lilo {name} is not complete here ({error}): {hint}")
+        return
+    if isinstance(command, typer.Typer):
+        app.add_typer(command, name=name)
+    else:
+        assert callable(command), f"the command {name} is a {type(command).__name__}"
+        app.command(name)(command)
+
+
+def _add_missing(app: typer.Typer, name: str, words: str) -> None:
+    settings = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+    @app.command(name, help=words, context_settings=settings)
+    def missing() -> None:  # pyright: ignore[reportUnusedFunction]  # typer keeps it
+        typer.echo(words, err=True)
+        raise typer.Exit(1)

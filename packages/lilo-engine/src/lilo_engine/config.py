@@ -1,0 +1,67 @@
+"""Configuration of a server, and the only reader of the environment in this package.
+
+Imports no part, so that every command may read it. Limits of a part are a frozen dataclass beside that part.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from platformdirs import user_data_path
+
+API_KEY_VARIABLE = "LILO_API_KEY"
+DATA_DIR_VARIABLE = "LILO_DATA_DIR"
+LOG_LEVEL_VARIABLE = "LILO_LOG_LEVEL"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataFolder:
+    """What lies where in a server's data folder."""
+
+    root: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        """Root of the volume that holds published checkpoints."""
+        return self.root / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        """Output of the backend and of the sampler."""
+        return self.root / "logs"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the one server that uses the folder."""
+        return self.root / "lock"
+
+    def create(self) -> None:
+        """Make what is missing.
+
+        Raises:
+            OSError: the folder cannot be made or written to.
+        """
+        self.root.mkdir(parents=True, exist_ok=True)
+        for folder in (self.checkpoints, self.logs):
+            folder.mkdir(exist_ok=True)
+        probe = self.root / ".writable"
+        probe.touch()
+        probe.unlink()
+
+
+def api_key_from_environment() -> str | None:
+    """The key a server accepts, and a local client sends."""
+    return os.environ.get(API_KEY_VARIABLE) or None
+
+
+def default_data_dir() -> Path:
+    """`LILO_DATA_DIR`, else the user's data folder."""
+    chosen = os.environ.get(DATA_DIR_VARIABLE)
+    return Path(chosen) if chosen else user_data_path("lilo", appauthor=False)
+
+
+def log_level() -> str:
+    """`LILO_LOG_LEVEL`; `WARNING` keeps the terminal for what a person should act on."""
+    return os.environ.get(LOG_LEVEL_VARIABLE, "WARNING").upper()

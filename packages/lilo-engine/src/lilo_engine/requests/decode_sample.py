@@ -1,0 +1,93 @@
+"""asample's body to a `SampleRequest`: defaults that depend on the model, and options that are not offered.
+
+Prompt and parameters are checked by the sampling manager, which every way of sampling goes through.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from lilo_engine.errors import InvalidRequest
+from lilo_engine.requests.decode import prompt_tokens
+from lilo_engine.requests.wire_json import SampleBody, SamplingParamsBody
+from lilo_engine.sampling.engine import SampleRequest, SamplingParams
+
+MAX_SAMPLES = 4096
+"""Of one prompt; bounds what one request can queue."""
+_NOT_OFFERED = ("target_prompt_logprobs", "prompt_alt_tokens_k", "prompt_logprobs_last_n")
+
+
+def sample_request(
+    wire: SampleBody,
+    *,
+    adapter: str | None,
+    context: int,
+    eos_tokens: Sequence[int],
+    stop_strings: bool,
+) -> SampleRequest:
+    """The request that a body asks for; the manager gives it its id.
+
+    Args:
+        wire: The body.
+        adapter: Name of the weights; None = the base model.
+        context: Longest sequence in tokens: without `max_tokens`, prompt and sample together fill it.
+        eos_tokens: What stops a sample when the body says nothing of stops.
+        stop_strings: Whether the engine can stop on text.
+
+    Raises:
+        InvalidRequest: a chunk is not text, or an option is not offered here.
+    """
+    for name in _NOT_OFFERED:
+        if getattr(wire, name):
+            raise InvalidRequest(f"{name} is not offered by this server; leave it out")
+    if wire.num_samples > MAX_SAMPLES:
+        raise InvalidRequest(
+            f"num_samples is {wire.num_samples}; at most {MAX_SAMPLES} of one prompt"
+        )
+    prompt = prompt_tokens(wire.prompt, "the prompt")
+    params = wire.sampling_params
+    tokens, strings = _stops(params, eos_tokens)
+    if strings and not stop_strings:
+        raise InvalidRequest(
+            "stop strings need a tokenizer, which this model has not; send token ids"
+        )
+    return SampleRequest(
+        request_id="",
+        prompt=prompt,
+        num_samples=wire.num_samples,
+        params=SamplingParams(
+            max_tokens=params.max_tokens or max(1, context - len(prompt) // 4),
+            temperature=params.temperature,
+            top_k=params.top_k if params.top_k else -1,
+            top_p=params.top_p,
+            seed=params.seed,
+            stop_tokens=tokens,
+            stop_strings=strings,
+        ),
+        adapter=adapter,
+        prompt_logprobs=bool(wire.prompt_logprobs),
+        topk_prompt_logprobs=wire.topk_prompt_logprobs,
+        topk_sample_logprobs=wire.topk_sample_logprobs,
+    )
+
+
+def fingerprint(request: SampleRequest) -> str:
+    """What makes two submissions of one number the same request: everything but the id."""
+    fields = asdict(request)
+    prompt: bytes = fields.pop("prompt")
+    text = json.dumps(fields, sort_keys=True)
+    return hashlib.sha256(text.encode() + prompt).hexdigest()
+
+
+def _stops(
+    wire: SamplingParamsBody, eos_tokens: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    if wire.stop is None:
+        return tuple(eos_tokens), ()
+    if isinstance(wire.stop, str):
+        return (), (wire.stop,)
+    tokens = tuple(stop for stop in wire.stop if isinstance(stop, int))
+    return tokens, tuple(stop for stop in wire.stop if isinstance(stop, str))

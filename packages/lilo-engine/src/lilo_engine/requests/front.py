@@ -1,0 +1,134 @@
+"""Front: what every route needs, and the one way in which a numbered request reaches the engine.
+
+A numbered request that is refused still uses up its number, or the client's later ones would wait for it for ever:
+so a refusal goes to the engine as an operation, and to the client as a 400.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+from fastapi import Request
+from lilo_definitions import Definition
+from starlette.responses import Response
+
+from lilo_engine.control.control import Control
+from lilo_engine.engine_client import EngineClient
+from lilo_engine.errors import LiloError, NotFound, UserError
+from lilo_engine.operations.operation import ModelId, Operation, Refused, RequestId
+from lilo_engine.requests import decode
+from lilo_engine.requests.body import Body, BodyLimits, off_loop, read_body
+from lilo_engine.requests.json_response import json_response
+from lilo_engine.sampling.manager import SamplingManager
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontSettings:
+    """Limits of the HTTP side."""
+
+    body: BodyLimits = field(default_factory=BodyLimits)
+    long_poll_s: float = 25.0
+    """How long `retrieve_future` waits; the SDK gives up after 45 s."""
+    inline_result_bytes: int = 1024 * 1024
+    """Larger results are announced first, if the client asks for that, so that it can reserve the memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readiness:
+    """Whether a model could be created and sampled from now."""
+
+    ready: bool
+    words: str
+    """What the trainer and the sampler are doing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Front:
+    """One definition, served by one engine and one sampling manager."""
+
+    definition: Definition
+    model_folder: Path
+    """Of the base model; clients on this machine load its tokenizer from there."""
+    engine: EngineClient
+    sampling: SamplingManager
+    control: Control
+    settings: FrontSettings = field(default_factory=FrontSettings)
+
+    async def readiness(self) -> Readiness:
+        """Ask both sides."""
+        parts = {"trainer": await self.engine.state(), "sampler": await self.sampling.state()}
+        words = [
+            f"{name} {state.phase}" + (f" ({state.last_failure})" if state.last_failure else "")
+            for name, state in parts.items()
+        ]
+        ready = all(state.phase == "serving" for state in parts.values())
+        return Readiness(ready=ready, words=", ".join(words))
+
+    def touch_model(self, model_id: str) -> None:
+        """Note that the client of a model was heard of.
+
+        Raises:
+            Gone: its session ended.
+        """
+        now_s = self.control.clock()
+        self.control.runs.touch(model_id, now_s)
+        # A model id without a session is the engine's to refuse, with its number.
+        with contextlib.suppress(NotFound):
+            self.control.sessions.touch(decode.session_of(model_id), now_s)
+
+    async def submit(self, operation: Operation) -> RequestId:
+        """Hand an operation to the engine.
+
+        Raises:
+            Gone: the model ended; the message says why and how to go on.
+            NotFound, InvalidRequest, Saturated: see `EngineClient.submit`.
+        """
+        self.touch_model(operation.model_id)
+        try:
+            return await self.engine.submit(operation)
+        except NotFound as error:
+            raise await self.control.runs.why_gone(operation.model_id) or error from error
+
+
+def front_of(request: Request) -> Front:
+    """The front of the app that got this request."""
+    return cast(Front, request.app.state.front)
+
+
+async def submit_numbered(
+    request: Request, verb: str, decoded: Callable[[Body], Operation]
+) -> Response:
+    """Decode a numbered request and submit it; refuse it together with its number if it cannot be decoded.
+
+    Raises:
+        LiloError: the refusal.
+    """
+    front = front_of(request)
+    body = await read_body(request, front.settings.body)
+    try:
+        operation = await off_loop(len(body.data), lambda: decoded(body))
+    except UserError as error:
+        await _use_up_number(front, body, verb, error)
+        raise
+    request_id = await front.submit(operation)
+    return json_response({"request_id": request_id, "model_id": operation.model_id})
+
+
+async def _use_up_number(front: Front, body: Body, verb: str, error: UserError) -> None:
+    identity = await off_loop(len(body.data), lambda: decode.identity_of(body))
+    if identity is None:
+        return
+    model_id, seq_id = identity
+    refused = Refused(model_id=ModelId(model_id), seq_id=seq_id, verb=verb, error=error)
+    try:
+        await front.submit(refused)
+    except LiloError as second:
+        # The model or the number are wrong too; the client hears of the first fault.
+        _log.info("the refused %s %d of %s has no number: %s", verb, seq_id, model_id, second)

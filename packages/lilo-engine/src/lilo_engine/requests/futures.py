@@ -1,0 +1,96 @@
+"""retrieve_future, as a long poll, and cancel_future.
+
+Not ready is 408, which the SDK takes for "ask again at once"; failed for good is 200 with the error, because any
+5xx would be asked for again until the client gives up minutes later.
+"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from lilo_engine.errors import LiloError
+from lilo_engine.operations.operation import RequestId
+from lilo_engine.operations.result import Complete, Failed, Passed, Pending
+from lilo_engine.requests import encode
+from lilo_engine.requests.body import PROTOBUF, off_loop, read_json
+from lilo_engine.requests.front import Front, front_of
+from lilo_engine.requests.json_response import json_response
+from lilo_engine.requests.wire_json import FutureBody, RetrieveFutureBody
+from lilo_engine.sampling.engine import SampleResult
+from lilo_engine.sampling.futures import PREFIX as SAMPLE_PREFIX
+from lilo_engine.sampling.futures import Sampled
+
+router = APIRouter()
+
+
+@router.post("/retrieve_future")
+async def retrieve_future(request: Request) -> Response:
+    """The result of a request, once it has one; it can be fetched again."""
+    front = front_of(request)
+    wire = await read_json(request, RetrieveFutureBody, front.settings.body)
+    state = await _state(front, wire.request_id)
+    match state:
+        case Pending():
+            return _pending(state)
+        case Failed():
+            return _failed(state.error)
+        case Complete(result=Passed() as passed):
+            return await _large(front, request, wire, passed)
+        case Complete():
+            return json_response(encode.result_json(state.result))
+        case Sampled():
+            return await _large(front, request, wire, state.result)
+
+
+@router.post("/cancel_future")
+async def cancel_future(request: Request) -> Response:
+    """Give up a sample; operations of a model are never given up, since later ones build on them."""
+    front = front_of(request)
+    wire = await read_json(request, FutureBody, front.settings.body)
+    if wire.request_id.startswith(SAMPLE_PREFIX):
+        await front.sampling.cancel(wire.request_id)
+    return json_response({"status": "cancelled"})
+
+
+async def _state(front: Front, request_id: str) -> Pending | Complete | Failed | Sampled:
+    wait_s = front.settings.long_poll_s
+    if request_id.startswith(SAMPLE_PREFIX):
+        return await front.sampling.retrieve(request_id, wait_s)
+    return await front.engine.retrieve(RequestId(request_id), wait_s)
+
+
+def _pending(state: Pending) -> Response:
+    body: dict[str, object] = {"type": "try_again", "queue_state": state.queue_state}
+    if state.reason is not None:
+        body["queue_state_reason"] = state.reason
+    return json_response(body, 408)
+
+
+def _failed(error: LiloError) -> Response:
+    return json_response({"error": error.message, "category": error.category, "kind": error.kind})
+
+
+async def _large(
+    front: Front, request: Request, wire: RetrieveFutureBody, result: Passed | SampleResult
+) -> Response:
+    """A pass or a sample: announced first when it is big and the client asked for that, then binary."""
+    size_bytes = encode.payload_bytes(result)
+    if wire.allow_metadata_only and size_bytes > front.settings.inline_result_bytes:
+        return json_response({"status": "complete_metadata", "response_payload_size": size_bytes})
+    if PROTOBUF in request.headers.get("accept", ""):
+        data = await off_loop(size_bytes, lambda: _binary(result))
+        return Response(data, media_type=PROTOBUF)
+    return await off_loop(size_bytes, lambda: json_response(_json(result)))
+
+
+def _binary(result: Passed | SampleResult) -> bytes:
+    if isinstance(result, Passed):
+        return encode.passed_protobuf(result)
+    return encode.sample_protobuf(result)
+
+
+def _json(result: Passed | SampleResult) -> encode.JsonBody:
+    if isinstance(result, Passed):
+        return encode.result_json(result)
+    return encode.sample_json(result)

@@ -1,0 +1,118 @@
+"""create_model, create from a checkpoint, get_info and unload_model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from lilo_engine.control.checkpoints import is_true
+from lilo_engine.errors import InvalidRequest
+from lilo_engine.operations.operation import CreateModel, LoraSpec, ModelId
+from lilo_engine.requests import decode
+from lilo_engine.requests.body import read_json
+from lilo_engine.requests.front import Front, front_of
+from lilo_engine.requests.json_response import json_response
+from lilo_engine.requests.wire_json import CreateModelBody, LoadWeightsBody, ModelBody
+
+router = APIRouter()
+
+
+@router.post("/create_model")
+async def create_model(request: Request) -> Response:
+    """Make a model resident: its id is what the SDK builds by itself."""
+    front = front_of(request)
+    wire = await read_json(request, CreateModelBody, front.settings.body)
+    front.control.sessions.touch(wire.session_id, front.control.clock())
+    decode.check_optimizer(wire.optimizer_config)
+    return await _create(
+        front,
+        CreateModel(
+            model_id=decode.model_id_of(wire.session_id, wire.model_seq_id),
+            session_id=wire.session_id,
+            base_model=wire.base_model,
+            lora=decode.lora_spec(wire.lora_config, front.definition.lora.alpha),
+            user_metadata=decode.user_metadata(wire.user_metadata),
+        ),
+    )
+
+
+async def create_from_checkpoint(front: Front, wire: LoadWeightsBody) -> Response:
+    """Make a model resident with the adapter, and its shape, of a published checkpoint."""
+    if wire.session_id is None or wire.model_seq_id is None:
+        raise InvalidRequest("a new model needs both session_id and model_seq_id")
+    front.control.sessions.touch(wire.session_id, front.control.clock())
+    if wire.optimizer_config is not None:
+        decode.check_optimizer(wire.optimizer_config)
+    source = decode.training_ref(wire.path)
+    spec = (await front.control.checkpoints.get(source)).spec
+    return await _create(
+        front,
+        CreateModel(
+            model_id=decode.model_id_of(wire.session_id, wire.model_seq_id),
+            session_id=wire.session_id,
+            base_model=wire.base_model or spec.get("base_model", ""),
+            lora=_lora_of(spec, front.definition.lora.alpha),
+            source=source,
+            with_optimizer=wire.optimizer,
+            user_metadata=decode.user_metadata(wire.user_metadata),
+        ),
+    )
+
+
+@router.post("/get_info")
+async def get_info(request: Request) -> Response:
+    """What a model is; asked right after its creation."""
+    front = front_of(request)
+    wire = await read_json(request, ModelBody, front.settings.body)
+    run = await front.control.runs.get(wire.model_id)
+    front.touch_model(wire.model_id)
+    return json_response(
+        {
+            "type": "get_info",
+            "model_id": run.run_id,
+            "model_name": run.base_model,
+            "is_lora": True,
+            "lora_rank": run.lora_rank,
+            "model_data": {
+                "arch": front.definition.model.family,
+                "model_name": run.base_model,
+                "tokenizer_id": str(front.model_folder),
+            },
+        }
+    )
+
+
+@router.post("/unload_model")
+async def unload_model(request: Request) -> Response:
+    """End a model; older clients do so, newer ones end their session."""
+    front = front_of(request)
+    wire = await read_json(request, ModelBody, front.settings.body)
+    await front.control.runs.get(wire.model_id)
+    await front.engine.unload(ModelId(wire.model_id), "its client unloaded it")
+    return json_response({"type": "unload_model", "model_id": wire.model_id})
+
+
+async def _create(front: Front, request: CreateModel) -> Response:
+    request_id = await front.engine.create_model(request)
+    return json_response({"request_id": request_id, "model_id": request.model_id})
+
+
+def _lora_of(spec: Mapping[str, str], alpha: float) -> LoraSpec:
+    """The adapter's shape from a manifest's metadata."""
+    try:
+        seed = spec.get("seed", "")
+        return LoraSpec(
+            lora_rank=int(spec["lora_rank"]),
+            alpha=float(spec.get("alpha", alpha)),
+            seed=int(seed) if seed.lstrip("-").isdigit() else None,
+            train_attn=is_true(spec["train_attn"]),
+            train_mlp=is_true(spec["train_mlp"]),
+            train_unembed=is_true(spec["train_unembed"]),
+        )
+    except (KeyError, ValueError) as error:
+        raise InvalidRequest(
+            f"the checkpoint's manifest does not say the shape of its adapter ({error}); "
+            "it was not made by a trainer of this kind"
+        ) from error

@@ -1,0 +1,130 @@
+"""Runs and checkpoints as resources: list, get, delete, change of lifetime."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from lilo_engine.control.checkpoints import Entry
+from lilo_engine.control.control import Control
+from lilo_engine.control.records import RunRow
+from lilo_engine.operations.reference import CheckpointRef
+from lilo_engine.requests.body import read_json
+from lilo_engine.requests.front import front_of
+from lilo_engine.requests.json_response import json_response
+from lilo_engine.requests.wire_json import TtlBody
+
+router = APIRouter()
+
+OWNER = "local"
+"""All keys of a server see the same runs."""
+_MAX_PAGE = 1000
+
+
+@router.get("/training_runs")
+async def list_runs(request: Request, limit: int = 20, offset: int = 0) -> Response:
+    """Runs, the one asked for most recently first."""
+    control = front_of(request).control
+    limit, offset = _page(limit, offset)
+    page = await control.runs.listed(limit, offset)
+    runs = [await _run(control, row) for row in page.rows]
+    return json_response({"training_runs": runs, "cursor": _cursor(limit, offset, page.total)})
+
+
+@router.get("/training_runs/{run_id}")
+async def get_run(request: Request, run_id: str) -> Response:
+    """One run, live or ended."""
+    control = front_of(request).control
+    return json_response(await _run(control, await control.runs.get(run_id)))
+
+
+@router.get("/training_runs/{run_id}/checkpoints")
+async def list_run_checkpoints(request: Request, run_id: str) -> Response:
+    """Named checkpoints of a run, newest first."""
+    control = front_of(request).control
+    await control.runs.get(run_id)
+    entries = await control.checkpoints.of_run(run_id)
+    return json_response({"checkpoints": [_checkpoint(entry) for entry in entries]})
+
+
+@router.get("/checkpoints")
+async def list_checkpoints(request: Request, limit: int = 100, offset: int = 0) -> Response:
+    """Named checkpoints of all runs, newest first."""
+    limit, offset = _page(limit, offset)
+    entries, total = await front_of(request).control.checkpoints.listed(limit, offset)
+    checkpoints = [_checkpoint(entry) for entry in entries]
+    return json_response({"checkpoints": checkpoints, "cursor": _cursor(limit, offset, total)})
+
+
+@router.get("/training_runs/{run_id}/checkpoints/{kind}/{name}")
+async def get_checkpoint(request: Request, run_id: str, kind: str, name: str) -> Response:
+    """One checkpoint."""
+    ref = _ref(run_id, kind, name)
+    return json_response(_checkpoint(await front_of(request).control.checkpoints.get(ref)))
+
+
+@router.delete("/training_runs/{run_id}/checkpoints/{kind}/{name}")
+async def delete_checkpoint(request: Request, run_id: str, kind: str, name: str) -> Response:
+    """Remove a checkpoint for good."""
+    ref = _ref(run_id, kind, name)
+    await front_of(request).control.delete_checkpoint(ref, missing_ok=False)
+    return json_response({"status": "deleted"})
+
+
+@router.put("/training_runs/{run_id}/checkpoints/{kind}/{name}/ttl")
+async def set_ttl(request: Request, run_id: str, kind: str, name: str) -> Response:
+    """Change when a checkpoint ends, counted from now."""
+    front = front_of(request)
+    wire = await read_json(request, TtlBody, front.settings.body)
+    ttl_s = wire.ttl_seconds
+    expires_s = None if ttl_s is None else front.control.clock() + ttl_s
+    await front.control.checkpoints.set_lifetime(_ref(run_id, kind, name), expires_s)
+    return json_response({"expires_at": _iso(expires_s)})
+
+
+def _ref(run_id: str, kind: str, name: str) -> CheckpointRef:
+    return CheckpointRef.parse(f"tinker://{run_id}/{kind}/{name}")
+
+
+def _page(limit: int, offset: int) -> tuple[int, int]:
+    return min(max(limit, 0), _MAX_PAGE), max(offset, 0)
+
+
+def _cursor(limit: int, offset: int, total: int) -> dict[str, int]:
+    return {"offset": offset, "limit": limit, "total_count": total}
+
+
+async def _run(control: Control, row: RunRow) -> dict[str, object]:
+    entries = await control.checkpoints.of_run(row.run_id)
+    newest = {entry.ref.kind: _checkpoint(entry) for entry in reversed(entries)}
+    return {
+        "training_run_id": row.run_id,
+        "base_model": row.base_model,
+        "model_owner": OWNER,
+        "is_lora": True,
+        "lora_rank": row.lora_rank,
+        "corrupted": False,
+        "last_request_time": _iso(row.last_request_s),
+        "last_checkpoint": newest.get("weights"),
+        "last_sampler_checkpoint": newest.get("sampler_weights"),
+        "user_metadata": row.user_metadata or None,
+    }
+
+
+def _checkpoint(entry: Entry) -> dict[str, object]:
+    return {
+        "checkpoint_id": f"{entry.ref.kind}/{entry.ref.name}",
+        "checkpoint_type": "training" if entry.ref.kind == "weights" else "sampler",
+        "time": _iso(entry.created_s),
+        "tinker_path": str(entry.ref),
+        "size_bytes": entry.size_bytes,
+        "public": False,
+        "user_metadata": dict(entry.user_metadata) or None,
+        "expires_at": _iso(entry.expires_s),
+    }
+
+
+def _iso(unix_s: float | None) -> str | None:
+    return None if unix_s is None else datetime.fromtimestamp(unix_s, UTC).isoformat()

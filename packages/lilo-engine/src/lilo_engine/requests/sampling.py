@@ -1,0 +1,130 @@
+"""Sampling sessions and asample."""
+
+from __future__ import annotations
+
+import secrets
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from lilo_engine.control.sampling_sessions import SamplingSession, Target, target_of
+from lilo_engine.errors import InvalidRequest
+from lilo_engine.operations.reference import CheckpointRef
+from lilo_engine.requests import decode, decode_sample
+from lilo_engine.requests.body import off_loop, parse_json, read_body, read_json
+from lilo_engine.requests.front import Front, front_of
+from lilo_engine.requests.json_response import json_response
+from lilo_engine.requests.wire_json import CreateSamplingSessionBody, SampleBody
+from lilo_engine.sampling.residents import AdapterVersion
+
+router = APIRouter()
+
+
+@router.post("/create_sampling_session")
+async def create_sampling_session(request: Request) -> Response:
+    """A sampling client on the base model or on published sampler weights."""
+    front = front_of(request)
+    wire = await read_json(request, CreateSamplingSessionBody, front.settings.body)
+    now_s = front.control.clock()
+    front.control.sessions.touch(wire.session_id, now_s)
+    ref = None if wire.model_path is None else await _published(front, wire.model_path)
+    session = SamplingSession(
+        sampling_session_id=decode.sampling_session_id_of(
+            wire.session_id, wire.sampling_session_seq_id
+        ),
+        session_id=wire.session_id,
+        base_model=_base_model(front, wire.base_model, required=ref is None),
+        ref=ref,
+        moving=False,
+    )
+    await front.control.sampling_sessions.open(session, now_s)
+    return json_response(
+        {
+            "type": "create_sampling_session",
+            "sampling_session_id": session.sampling_session_id,
+        }
+    )
+
+
+@router.get("/samplers/{sampler_id}")
+async def get_sampler(request: Request, sampler_id: str) -> Response:
+    """What a sampling client samples from."""
+    session = front_of(request).control.sampling_sessions.get(sampler_id)
+    path = None if session.ref is None else str(session.ref)
+    return json_response(
+        {"sampler_id": sampler_id, "base_model": session.base_model, "model_path": path}
+    )
+
+
+@router.post("/asample")
+async def asample(request: Request) -> Response:
+    """Submit one prompt; the number of a sample is its client's own and implies no order."""
+    front = front_of(request)
+    body = await read_body(request, front.settings.body)
+    wire = await off_loop(len(body.data), lambda: parse_json(body.data, SampleBody))
+    session_id, seq_id, target = await _target(front, wire)
+    info = await front.sampling.info()
+    sample = await off_loop(
+        len(body.data),
+        lambda: decode_sample.sample_request(
+            wire,
+            adapter=None if target is None else target.name,
+            context=front.definition.context,
+            eos_tokens=info.eos_tokens,
+            stop_strings=info.stop_strings,
+        ),
+    )
+    ticket = front.sampling.submit(
+        session_id=session_id,
+        seq_id=seq_id,
+        fingerprint=decode_sample.fingerprint(sample),
+        adapter=None if target is None else AdapterVersion(name=target.name, folder=target.folder),
+        request=sample,
+    )
+    return json_response(
+        {"request_id": ticket.request_id, "sample_sequence_ids": list(ticket.sequence_ids)}
+    )
+
+
+async def _target(front: Front, wire: SampleBody) -> tuple[str, int, Target | None]:
+    """Whose number it is, the number, and the weights."""
+    if wire.sampling_session_id is not None:
+        if wire.seq_id is None:
+            raise InvalidRequest("asample in a sampling session needs a seq_id")
+        session = front.control.sampling_sessions.get(wire.sampling_session_id)
+        front.control.sessions.touch(session.session_id, front.control.clock())
+        target = await front.control.sampling_sessions.target(wire.sampling_session_id)
+        return wire.sampling_session_id, wire.seq_id, target
+    # Older clients name the weights each time and have no number: each request stands for itself.
+    alone = f"direct:{secrets.token_hex(8)}"
+    if wire.model_path is not None:
+        ref = await _published(front, wire.model_path)
+        return alone, 0, target_of(await front.control.checkpoints.get(ref))
+    _base_model(front, wire.base_model, required=True)
+    return alone, 0, None
+
+
+async def _published(front: Front, path: str) -> CheckpointRef:
+    """The sampler weights that a path names.
+
+    Raises:
+        InvalidRequest: it is no path, or names a training checkpoint.
+        NotFound: nothing is published there.
+    """
+    ref = CheckpointRef.parse(path)
+    if ref.kind != "sampler_weights":
+        raise InvalidRequest(
+            f"{path!r} names a training checkpoint; sampling takes .../sampler_weights/NAME, "
+            "which save_weights_for_sampler makes"
+        )
+    await front.control.checkpoints.get(ref)
+    return ref
+
+
+def _base_model(front: Front, name: str | None, *, required: bool) -> str:
+    served = front.definition.model.name
+    if name is None and required:
+        raise InvalidRequest(f"name a base_model ({served!r} is served here) or a model_path")
+    if name is not None and name != served:
+        raise InvalidRequest(f"base model {name!r} is not served here; there is {served!r}")
+    return served

@@ -1,0 +1,116 @@
+"""Sessions and what an SDK asks before it has one: configuration, capabilities, health, telemetry."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from lilo_engine.control.sessions import NewSession
+from lilo_engine.control.sweeper import end_session
+from lilo_engine.requests import decode
+from lilo_engine.requests.body import read_json
+from lilo_engine.requests.front import front_of
+from lilo_engine.requests.json_response import json_response
+from lilo_engine.requests.wire_json import CreateSessionBody, FinishSessionBody, SessionBody
+
+router = APIRouter()
+
+
+@router.get("/healthz")
+async def healthz(request: Request) -> Response:
+    """200 only when a model could be created and sampled from now; before that 503 with the progress."""
+    front = front_of(request)
+    readiness = await front.readiness()
+    if readiness.ready:
+        return json_response({"status": "ok"})
+    return json_response({"status": "starting", "detail": readiness.words}, 503)
+
+
+@router.post("/client/config")
+async def client_config(request: Request) -> Response:
+    """Flags for the SDK; those left out have its defaults."""
+    return json_response({"pjwt_auth_enabled": False, "credential_default_source": "api_key"})
+
+
+@router.post("/client/dynamic_config")
+async def client_dynamic_config(request: Request) -> Response:
+    """Flags that may change: abandoned samples are worth a message, they hold a place in the sampler."""
+    return json_response({"sample_cancel_enabled": True})
+
+
+@router.get("/get_server_capabilities")
+async def get_server_capabilities(request: Request) -> Response:
+    """The base model."""
+    definition = front_of(request).definition
+    model = {
+        "model_name": definition.model.name,
+        "max_context_length": definition.context,
+        "trainable": True,
+        "sampleable": True,
+    }
+    return json_response({"supported_models": [model]})
+
+
+@router.post("/telemetry")
+async def telemetry(request: Request) -> Response:
+    """Accepted and dropped; an answer that fails would hold up the client's own errors."""
+    async for _ in request.stream():
+        pass
+    return json_response({"status": "accepted"})
+
+
+@router.post("/create_session")
+async def create_session(request: Request) -> Response:
+    """Start a session."""
+    front = front_of(request)
+    wire = await read_json(request, CreateSessionBody, front.settings.body)
+    new = NewSession(
+        sdk_version=wire.sdk_version,
+        display_name=wire.display_name,
+        tags=wire.tags,
+        user_metadata=decode.user_metadata(wire.user_metadata),
+    )
+    session_id = await front.control.sessions.create(new, front.control.clock())
+    return json_response({"type": "create_session", "session_id": session_id})
+
+
+@router.post("/session_heartbeat")
+async def session_heartbeat(request: Request) -> Response:
+    """The client lives. 410 once its session has ended, 404 if it never was."""
+    front = front_of(request)
+    wire = await read_json(request, SessionBody, front.settings.body)
+    front.control.sessions.touch(wire.session_id, front.control.clock())
+    return json_response({"type": "session_heartbeat"})
+
+
+@router.post("/sessions/{session_id}/finish")
+async def finish_session(request: Request, session_id: str) -> Response:
+    """End a session and its models; the first reason wins."""
+    front = front_of(request)
+    wire = await read_json(request, FinishSessionBody, front.settings.body)
+    detail = f": {wire.detail}" if wire.detail else ""
+    reason = f"its client finished it ({wire.reason.type}{detail})"
+    await end_session(front.control, front.engine, session_id, reason, front.control.clock())
+    return json_response({"status": "finished"})
+
+
+@router.get("/sessions")
+async def list_sessions(request: Request, limit: int = 20, offset: int = 0) -> Response:
+    """Ids, newest first."""
+    sessions = front_of(request).control.sessions
+    return json_response({"sessions": await sessions.listed(max(limit, 0), max(offset, 0))})
+
+
+@router.get("/sessions/{session_id}")
+async def get_session(request: Request, session_id: str) -> Response:
+    """The runs and sampling sessions of a session."""
+    control = front_of(request).control
+    row = await control.sessions.get(session_id)
+    return json_response(
+        {
+            "training_run_ids": await control.runs.of_session(session_id),
+            "sampler_ids": control.sampling_sessions.of_session(session_id),
+            "user_metadata": row.user_metadata,
+            "display_name": row.display_name,
+        }
+    )
