@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeAlias
 
 from lilo_engine.commands.command import BackendInfo, Health
 from lilo_engine.operations.operation import CreateModel, ModelId, Operation, RequestId
 from lilo_engine.operations.result import FutureState
 
 
+Phase: TypeAlias = Literal["starting", "serving", "restarting", "draining", "stopped"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineState:
     """What an engine is doing, by progress."""
 
-    phase: Literal["starting", "serving", "restarting", "draining", "stopped"]
+    phase: Phase
     epoch: int
     """Number of the trainer group; grows with each restart of the backend."""
     backend: BackendInfo | None

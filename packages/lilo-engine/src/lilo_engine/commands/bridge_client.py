@@ -33,6 +33,8 @@ from lilo_engine.errors import BackendLost, LiloError
 from lilo_engine.operations.operation import AdamParams, LoraSpec, ModelId
 from lilo_engine.operations.reference import CheckpointRef
 
+RELEASE_LIMIT_S = 1.0
+"""A waiting thread was woken by the fence and gives its connection back at once."""
 CLOSE_LIMIT_S = 3.0
 """A trainer that cannot close by then is ended by signals."""
 
@@ -53,6 +55,7 @@ class BridgeClient:
             self._free[channel] = queue.Queue()
             for _ in streams[channel]:
                 self._free[channel].put(next(connections))
+        self._counts = {channel: len(streams[channel]) for channel in CHANNELS}
         self._fence = threading.Lock()
         self._cause: str | None = None
 
@@ -119,6 +122,18 @@ class BridgeClient:
         for connection in self._all:
             connection.shutdown()
 
+    def release(self) -> None:
+        """Close the descriptors, once nobody waits on them any more; it is fenced before."""
+        assert self._cause is not None, "release comes after fence"
+        for channel, free in self._free.items():
+            taken: list[Connection] = []
+            for _ in range(self._counts[channel]):
+                with contextlib.suppress(queue.Empty):
+                    taken.append(free.get(timeout=RELEASE_LIMIT_S))
+            for connection in taken:
+                connection.close()
+                free.put(connection)
+
     def _call(self, method: str, *args: object, **kwargs: object) -> object:
         limit_s, words = command_limit(method, args, self._limits)
         command = self._command(method, *args, **kwargs)
@@ -128,6 +143,8 @@ class BridgeClient:
         return Command(method=method, epoch=self._epoch, args=args, kwargs=kwargs)
 
     def _exchange(self, channel: Channel, command: Command, limit_s: float, words: str) -> object:
+        if self._cause is not None:
+            raise BackendLost(self._cause)
         try:
             connection = self._free[channel].get(timeout=limit_s)
         except queue.Empty:

@@ -161,9 +161,10 @@ def _unpack(packed: object, buffers: list[bytes]) -> object:
 
 
 def _unpack_tagged(packed: list[Any], buffers: list[bytes]) -> object:
-    match packed[0]:
+    tag = cast("str", packed[0])
+    match tag:
         case "b":
-            return buffers[packed[1]]
+            return buffers[cast("int", packed[1])]
         case "d":
             return _build(packed, buffers)
         case "t":
@@ -172,7 +173,7 @@ def _unpack_tagged(packed: list[Any], buffers: list[bytes]) -> object:
             return [_unpack(item, buffers) for item in packed[1:]]
         case "e":
             return _errors[cast("str", packed[1])](packed[2])
-        case tag:
+        case _:
             raise FrameError(f"a frame has no tag {tag!r}")
 
 

@@ -83,6 +83,7 @@ class BackendProcess:
                     break
             # Ranks may outlive their driver; they are in its group.
             self._signal(signal.SIGKILL)
+            self.client.release()
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -49,7 +49,7 @@ def main() -> None:
     )
     config = ChildConfig.model_validate_json(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_parent, args=(sys.stdin.buffer,), daemon=True).start()
-    streams = {
+    streams: dict[Channel, list[socket.socket]] = {
         channel: [socket.socket(fileno=descriptor) for descriptor in descriptors]
         for channel, descriptors in config.descriptors.items()
     }

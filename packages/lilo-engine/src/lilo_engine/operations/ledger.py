@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from lilo_engine.errors import Gone, InvalidRequest, LiloError, NotFound, Saturated
 from lilo_engine.operations.fingerprint import Fingerprint, coalescing_key
 from lilo_engine.operations.operation import (
-    CreateModel,
     ForwardBackward,
     ModelId,
     Operation,
@@ -96,7 +95,7 @@ class Ledger:
             )
         return entry.request_id
 
-    def open_creation(self, request: CreateModel, fingerprint: Fingerprint) -> Entry:
+    def open_creation(self, fingerprint: Fingerprint) -> Entry:
         """The future of the model's own creation, outside the numbering."""
         entry = Entry(
             request_id=self.request_id(0), seq_id=0, fingerprint=fingerprint, operation=None
@@ -177,6 +176,10 @@ class Ledger:
         for entry in parked:
             self.fail(entry, error)
         return parked
+
+    def forget_fetched(self) -> None:
+        """The model ended: only what nobody has seen yet is kept."""
+        self._trim(self._fetched, 0)
 
     def _finish(self, entry: Entry, state: FutureState) -> None:
         if entry.state is not None:

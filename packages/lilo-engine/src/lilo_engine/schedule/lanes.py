@@ -68,6 +68,10 @@ class Lanes:
         """The save ended, well or not."""
         self._busy[lane].discard(model_id)
 
+    def clear(self) -> None:
+        """The trainer is gone, and all saves with it."""
+        self._busy = _nobody()
+
     @property
     def num_persisting(self) -> int:
         """Saves under way on all lanes."""

@@ -1,0 +1,212 @@
+"""Dispatch: carries out commands on a backend, from threads, and turns what comes back into outcomes.
+
+`serving.py` calls it, one command at a time on the GPU lane and persists beside it. An error that concerns one
+command is an outcome; BackendLost is raised and means that the trainer must be given up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ParamSpec, TypeAlias, TypeVar
+
+from lilo_engine.commands.backend import Backend
+from lilo_engine.commands.command import (
+    BackendInfo,
+    Batch,
+    CaptureId,
+    Destination,
+    Output,
+    Published,
+    WorkItem,
+)
+from lilo_engine.commands.threads import in_thread
+from lilo_engine.errors import BackendLost, CommandFailed, InvalidRequest, LiloError
+from lilo_engine.operations.operation import (
+    CreateModel,
+    ForwardBackward,
+    LoadState,
+    ModelId,
+    OptimStep,
+    SaveSampler,
+    SaveState,
+)
+from lilo_engine.operations.result import Loaded, Passed, Result, Stepped
+from lilo_engine.operations.window import Window
+
+Outcome: TypeAlias = Result | LiloError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatcher:
+    """Commands for one trainer."""
+
+    backend: Backend
+
+    async def describe(self) -> BackendInfo:
+        """What the trainer can do."""
+        return await self._call(self.backend.describe)
+
+    async def create(self, request: CreateModel) -> LiloError | None:
+        """Make the adapter and load its source; when that fails, nothing of it stays."""
+        try:
+            await self._call(self.backend.create_adapter, request.model_id, request.lora)
+        except BackendLost:
+            raise
+        except LiloError as error:
+            return error
+        if request.source is None:
+            return None
+        try:
+            await self._call(
+                self.backend.load,
+                request.model_id,
+                request.source,
+                with_optimizer=request.with_optimizer,
+            )
+        except BackendLost:
+            raise
+        except LiloError as error:
+            await self.unload(request.model_id)
+            return error
+        return None
+
+    async def unload(self, model_id: ModelId) -> None:
+        """Free the slot. It cannot be refused: a trainer that fails here has lost track of its slots."""
+        try:
+            await self._call(self.backend.unload, model_id)
+        except BackendLost:
+            raise
+        except LiloError as error:
+            raise BackendLost(f"unload of {model_id} failed: {error.message}") from error
+
+    async def passes(
+        self, operations: Sequence[tuple[str, ForwardBackward]], windows: Sequence[Window]
+    ) -> list[Outcome]:
+        """Run passes that share loss, config and direction; one outcome each, and the windows follow."""
+        first = operations[0][1]
+        batch = Batch(
+            loss=first.loss,
+            config=first.loss_config,
+            forward_only=first.forward_only,
+            items=tuple(
+                WorkItem(operation_id=name, model_id=operation.model_id, datums=operation.datums)
+                for name, operation in operations
+            ),
+        )
+        outcomes: list[Outcome]
+        try:
+            outputs = await self._call(self.backend.forward_backward, batch)
+            outcomes = _outcomes(batch, outputs)
+        except BackendLost:
+            raise
+        except LiloError as error:
+            outcomes = [error for _ in operations]
+        if not first.forward_only:
+            for (_, operation), window, outcome in zip(operations, windows, outcomes, strict=True):
+                if isinstance(outcome, LiloError):
+                    window.spoil(f"forward_backward number {operation.seq_id}", outcome)
+                else:
+                    window.passed()
+        return outcomes
+
+    async def step(self, operation: OptimStep, window: Window) -> Outcome:
+        """Do the step, or refuse it and drop what a failed pass may have left; the window closes."""
+        refusal = window.refusal()
+        if refusal is not None:
+            if window.failure is not None:
+                await self._drop_gradients(operation.model_id)
+            window.close()
+            return refusal
+        try:
+            metrics = await self._call(
+                self.backend.optim_step, operation.model_id, operation.params
+            )
+        except BackendLost:
+            raise
+        except LiloError as error:
+            await self._drop_gradients(operation.model_id)
+            return error
+        finally:
+            window.close()
+        return Stepped(metrics=dict(metrics))
+
+    async def load(self, operation: LoadState, window: Window) -> Outcome:
+        """Load a checkpoint; gradients are dropped with what they belonged to."""
+        try:
+            await self._call(
+                self.backend.load,
+                operation.model_id,
+                operation.source,
+                with_optimizer=operation.with_optimizer,
+            )
+        except BackendLost:
+            raise
+        except LiloError as error:
+            return error
+        window.close()
+        return Loaded(model_id=operation.model_id, ref=operation.source)
+
+    async def capture(self, operation: SaveState | SaveSampler) -> CaptureId | LiloError:
+        """Freeze the state to be saved."""
+        kind = "training" if isinstance(operation, SaveState) else "sampler"
+        try:
+            return await self._call(self.backend.capture, operation.model_id, kind)
+        except BackendLost:
+            raise
+        except LiloError as error:
+            return error
+
+    async def persist(
+        self, capture_id: CaptureId, destination: Destination
+    ) -> Published | LiloError:
+        """Publish a capture; runs beside the GPU lane."""
+        try:
+            return await self._call(self.backend.persist, capture_id, destination)
+        except BackendLost:
+            raise
+        except LiloError as error:
+            return error
+
+    async def _drop_gradients(self, model_id: ModelId) -> None:
+        try:
+            await self._call(self.backend.drop_gradients, model_id)
+        except BackendLost:
+            raise
+        except LiloError as error:
+            # Gradients of a failed window would leak into the next one.
+            raise BackendLost(f"drop_gradients of {model_id} failed: {error.message}") from error
+
+    async def _call(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await in_thread(call, *args, **kwargs)
+        except LiloError:
+            raise
+        except Exception as error:
+            name = getattr(call, "__name__", "a command")
+            raise BackendLost(
+                f"{name} failed in the trainer: {type(error).__name__}: {error}"
+            ) from error
+
+
+def _outcomes(batch: Batch, outputs: Sequence[Output]) -> list[Outcome]:
+    """One outcome per item.
+
+    Raises:
+        CommandFailed: the answer does not fit the batch; which item got which numbers cannot be known.
+    """
+    wanted = [item.operation_id for item in batch.items]
+    got = [output.operation_id for output in outputs]
+    if wanted != got:
+        raise CommandFailed(
+            f"the trainer answered {len(got)} items {got[:4]} for {len(wanted)} items {wanted[:4]}"
+        )
+    return [
+        InvalidRequest(output.error)
+        if output.error is not None
+        else Passed(logprobs=output.logprobs, metrics=output.metrics)
+        for output in outputs
+    ]

@@ -1,0 +1,258 @@
+"""Engine: takes operations of many models, runs them on one trainer, and answers for them. Implements EngineClient.
+
+    submit -> Work (numbered, parked) -> Serving (chosen, dispatched, settled) -> retrieve
+
+It is not the trainer (`commands/` reaches that), not the schedule (`schedule/` decides), and not the records
+(`Journal` hears what outlives it). `app.py` makes one, starts `run` in its task group, and hands it to the front.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import anyio
+from lilo_definitions import Definition
+
+from lilo_engine.commands.command import BackendInfo, Health
+from lilo_engine.commands.dispatch import Dispatcher
+from lilo_engine.commands.launcher import Launcher, RunningBackend
+from lilo_engine.commands.supervisor import Supervisor
+from lilo_engine.commands.threads import in_thread
+from lilo_engine.engine_client import EngineState, Phase
+from lilo_engine.errors import BackendLost, Gone, InvalidRequest, LiloError, Unavailable
+from lilo_engine.journal import Journal
+from lilo_engine.operations.fingerprint import Fingerprint, fingerprint
+from lilo_engine.operations.operation import (
+    CreateModel,
+    ForwardBackward,
+    ModelId,
+    Operation,
+    RequestId,
+)
+from lilo_engine.operations.result import Failed, FutureState, Pending
+from lilo_engine.operations.roster import Model
+from lilo_engine.operations.validate import check, check_model, check_seq_id
+from lilo_engine.serving import Serving
+from lilo_engine.work import Work
+
+_log = logging.getLogger(__name__)
+
+THREAD_FROM_TOKENS = 16384
+"""Requests from this size on are checked and hashed in a thread: it takes longer than a heartbeat may wait."""
+
+
+class Engine:
+    """One trainer and everything asked of it."""
+
+    def __init__(self, *, definition: Definition, launcher: Launcher, journal: Journal) -> None:
+        self._definition = definition
+        self._journal = journal
+        self._work = Work(definition)
+        self._supervisor = Supervisor(launcher)
+        self._serving: Serving | None = None
+        self._info: BackendInfo | None = None
+        self._draining = anyio.Event()
+        self._stopped = anyio.Event()
+
+    # The client's side.
+
+    async def submit(self, operation: Operation) -> RequestId:
+        """Accept a numbered operation; the same number and payload again gives the same id."""
+        check_seq_id(operation.seq_id)
+        if isinstance(operation, ForwardBackward) and operation.num_tokens >= THREAD_FROM_TOKENS:
+            mark, refusal = await in_thread(self._examine, operation)
+        else:
+            mark, refusal = self._examine(operation)
+        # From here on nothing waits, so that two copies of one request cannot both be new.
+        model = self._work.roster.resident(operation.model_id)
+        known = model.ledger.known(operation.seq_id, mark)
+        if known is not None:
+            return known
+        self._refuse_when_closed()
+        return self._work.submit(model, operation, mark, refusal).request_id
+
+    async def retrieve(self, request_id: RequestId, wait_s: float) -> FutureState:
+        """The state of a future, waiting up to `wait_s` for it to finish."""
+        model, entry = self._work.roster.entry(request_id)
+        await self._work.waiters.wait(request_id, lambda: entry.state is not None, wait_s)
+        if entry.state is None:
+            return Pending(reason=self._why_pending(model))
+        model.ledger.fetch(entry)
+        return entry.state
+
+    async def create_model(self, request: CreateModel) -> RequestId:
+        """Make a model resident; the same request again gives the same id.
+
+        Raises:
+            InvalidRequest: it could not be made here, or the id is another model's.
+        """
+        mark = fingerprint(request)
+        there = self._work.roster.get(request.model_id)
+        if there is not None:
+            return _same_creation(there, mark)
+        check_model(request, self._definition)
+        self._refuse_when_closed()
+        return self._work.open_model(request, mark).creation.request_id
+
+    async def unload(self, model_id: ModelId, reason: str) -> None:
+        """End a model; its slot is freed when what runs on it has ended."""
+        model = self._work.roster.get(model_id)
+        if model is None or model.phase == "ended":
+            return
+        error = Gone(f"{model_id} is gone: {reason}")
+        begun = not self._work.withdraw(model)
+        was_ready = model.phase == "ready"
+        self._work.end(model, reason, error)
+        if not begun:
+            self._work.fail(model, model.creation, error)
+        elif was_ready:
+            self._work.free_slot(model_id)
+            await self._journal.model_ended(model_id, reason)
+
+    async def state(self) -> EngineState:
+        """What the engine is doing, by progress."""
+        phase = self._phase()
+        return EngineState(
+            phase=phase,
+            epoch=self._supervisor.epoch,
+            backend=self._info,
+            health=await self._health() if phase in ("serving", "draining") else None,
+            resident_models=tuple(m.model_id for m in self._work.roster.all_resident()),
+            queued_operations=self._work.num_queued,
+            last_failure=self._supervisor.last_failure,
+        )
+
+    async def drain(self) -> None:
+        """Take no more work; return when what runs and what is being published has ended.
+
+        Operations that wait are not started any more; they fail when `run` ends. A command has its own limit, and
+        so has this.
+        """
+        self._draining.set()
+        self._work.notify()
+        serving = self._serving
+        if serving is not None and not self._stopped.is_set():
+            await serving.idle.wait()
+
+    # The trainer's side.
+
+    async def run(self) -> None:
+        """Serve until cancelled; returns only when the trainer could not be started (see `state`)."""
+        try:
+            while not self._draining.is_set():
+                running = await self._supervisor.start()
+                if running is None:
+                    return
+                await self._serve(running)
+        finally:
+            self._stopped.set()
+            self._fail_everything()
+
+    async def _serve(self, running: RunningBackend) -> None:
+        """One epoch: lanes over a running trainer, then what its loss means."""
+        useful = False
+        try:
+            self._info = await Dispatcher(running.backend).describe()
+            self._serving = Serving(
+                running=running,
+                info=self._info,
+                work=self._work,
+                journal=self._journal,
+                draining=self._draining,
+            )
+            cause = await self._serving.run()
+        except LiloError as error:
+            cause = error.message
+        finally:
+            serving, self._serving, self._info = self._serving, None, None
+            if serving is not None:
+                serving.idle.set()
+                useful = serving.num_slots_taken > 0
+            with anyio.CancelScope(shield=True):
+                await running.stop()
+        self._supervisor.lost(cause, useful=useful)
+        await self._lose_models(cause)
+
+    async def _lose_models(self, cause: str) -> None:
+        reason = f"the trainer was lost: {cause}"
+        lost = self._work.lose_trainer()
+        for model in lost:
+            way = model.gone_with(reason)
+            self._work.fail_unfinished(model, BackendLost(way.message))
+            self._work.end(model, reason, way)
+        for model in lost:
+            try:
+                await self._journal.model_ended(model.model_id, reason)
+            except Exception:
+                _log.exception("the end of %s could not be recorded", model.model_id)
+
+    def _fail_everything(self) -> None:
+        """The engine stops: nobody may wait for what will not come."""
+        failure = self._supervisor.last_failure
+        error: LiloError = Unavailable("the server is stopping; this operation was not done")
+        if failure is not None and not self._draining.is_set():
+            error = BackendLost(f"the trainer could not be started: {failure}")
+        self._work.lose_trainer()
+        for model in self._work.roster.all_resident():
+            self._work.fail_unfinished(model, error)
+            self._work.end(model, error.message, error)
+
+    # Parts.
+
+    def _examine(self, operation: Operation) -> tuple[Fingerprint, LiloError | None]:
+        """Fingerprint, and why it cannot run, if so."""
+        mark = fingerprint(operation)
+        try:
+            check(operation, self._definition)
+        except LiloError as error:
+            return mark, error
+        return mark, None
+
+    def _refuse_when_closed(self) -> None:
+        if self._stopped.is_set():
+            why = self._supervisor.last_failure or "it was stopped"
+            raise Unavailable(f"the trainer does not run: {why}")
+        if self._draining.is_set():
+            raise Unavailable("the server is stopping and takes no more work; try again later")
+
+    def _phase(self) -> Phase:
+        if self._stopped.is_set():
+            return "stopped"
+        if self._draining.is_set():
+            return "draining"
+        if self._serving is not None:
+            return "serving"
+        return "starting" if self._supervisor.epoch <= 1 else "restarting"
+
+    def _why_pending(self, model: Model) -> str | None:
+        missing = model.ledger.sequence.missing()
+        if missing is not None:
+            return f"operations of this model wait for number {missing}, which has not come yet"
+        if self._serving is None:
+            return f"the trainer is {self._phase()}"
+        return None
+
+    async def _health(self) -> Health | None:
+        serving = self._serving
+        if serving is None:
+            return None
+        try:
+            return await in_thread(serving.running.backend.health)
+        except LiloError:
+            return None
+
+
+def _same_creation(model: Model, mark: Fingerprint) -> RequestId:
+    """The id of a creation that was asked for before.
+
+    Raises:
+        InvalidRequest: the id belongs to another model.
+        Gone: it was made, and ended.
+    """
+    if model.creation.fingerprint != mark:
+        raise InvalidRequest(
+            f"{model.model_id} was created with other settings; each model needs an id of its own"
+        )
+    if model.phase == "ended" and not isinstance(model.creation.state, Failed):
+        raise model.gone()
+    return model.creation.request_id

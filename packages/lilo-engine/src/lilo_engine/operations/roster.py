@@ -1,0 +1,118 @@
+"""Roster: every model an engine knows, resident or ended, and where its life stands. Pure.
+
+    creating -> ready -> ended          creating -> ended (creation failed, or unloaded before it began)
+
+An ended model keeps the results that were not fetched, for a while: the error that ended it reaches the client
+that waits, and one that comes back later is told how to go on.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Literal
+
+from lilo_engine.errors import Gone, NotFound
+from lilo_engine.operations.ledger import Entry, Ledger
+from lilo_engine.operations.operation import CreateModel, ModelId, RequestId
+from lilo_engine.operations.reference import CheckpointRef
+from lilo_engine.operations.window import Window
+
+KEPT_ENDED = 1024
+"""Ended models that are remembered; their clients have gone or know by then."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Model:
+    """One model and all that was asked of it."""
+
+    request: CreateModel
+    ledger: Ledger
+    creation: Entry
+    phase: Literal["creating", "ready", "ended"] = "creating"
+    window: Window = field(default_factory=Window)
+    last_checkpoint: CheckpointRef | None = None
+    """The newest training checkpoint published while it was resident."""
+    reason: str = ""
+    """Why it ended."""
+
+    @property
+    def model_id(self) -> ModelId:
+        """Its id."""
+        return self.request.model_id
+
+    def gone(self) -> Gone:
+        """What a client of the ended model is told."""
+        return self.gone_with(self.reason)
+
+    def gone_with(self, reason: str) -> Gone:
+        """The same for a reason that is about to become its."""
+        if self.last_checkpoint is not None:
+            way = (
+                f"its last checkpoint is {self.last_checkpoint}; create a training client from it "
+                "with create_training_client_from_state_with_optimizer"
+            )
+        else:
+            way = "it had saved no state; create a new training client"
+        return Gone(f"{self.model_id} is gone: {reason}; {way}")
+
+
+@dataclass(slots=True)
+class Roster:
+    """Models by id."""
+
+    _resident: dict[ModelId, Model] = field(default_factory=dict[ModelId, Model])
+    _ended: OrderedDict[ModelId, Model] = field(default_factory=OrderedDict[ModelId, Model])
+
+    def add(self, model: Model) -> None:
+        """A creation was asked for."""
+        assert model.model_id not in self._resident, f"{model.model_id} is there already"
+        self._resident[model.model_id] = model
+
+    def end(self, model: Model, reason: str) -> None:
+        """Its life is over; unfinished futures must have been failed, or finish on their own."""
+        model.phase = "ended"
+        model.reason = reason
+        self._resident.pop(model.model_id, None)
+        model.ledger.forget_fetched()
+        self._ended[model.model_id] = model
+        while len(self._ended) > KEPT_ENDED:
+            self._ended.popitem(last=False)
+
+    def get(self, model_id: ModelId) -> Model | None:
+        """A model, resident or ended."""
+        return self._resident.get(model_id) or self._ended.get(model_id)
+
+    def resident(self, model_id: ModelId) -> Model:
+        """A model that takes operations: ready, or being created.
+
+        Raises:
+            NotFound: there never was one, as far as is known.
+            Gone: it ended.
+        """
+        model = self._resident.get(model_id)
+        if model is not None:
+            return model
+        ended = self._ended.get(model_id)
+        if ended is not None:
+            raise ended.gone()
+        raise NotFound(f"there is no model {model_id!r} here; create a training client first")
+
+    def all_resident(self) -> list[Model]:
+        """Models that are ready or being created, oldest first."""
+        return list(self._resident.values())
+
+    def entry(self, request_id: RequestId) -> tuple[Model, Entry]:
+        """The model and entry of a future.
+
+        Raises:
+            NotFound, Gone: see `Ledger.find`.
+        """
+        model_id, _, number = request_id.rpartition(":")
+        model = self.get(ModelId(model_id))
+        if model is None or not (number.isascii() and number.isdigit()):
+            raise NotFound(
+                f"there is no request {request_id!r} here; the server may have been restarted, "
+                "which ends all models"
+            )
+        return model, model.ledger.find(int(number))
