@@ -82,7 +82,7 @@ def _run(parts: Parts, listener: socket.socket, url: str) -> None:
 
     async def announce() -> None:
         """Say once that the server is ready, or end it when it never will be. Ended by its group."""
-        while not (server.started and (await front.readiness()).ready):  # noqa: ASYNC110  # two processes
+        while not (server.started and (await front.readiness()).ready):  # two processes
             state = await front.engine.state()
             if state.phase == "stopped" and not server.should_exit:
                 failures.append(state.last_failure or "it stopped")
