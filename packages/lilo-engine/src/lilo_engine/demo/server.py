@@ -11,7 +11,6 @@ import os
 import re
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -77,7 +76,7 @@ class LocalServer:
         self._ended.clear()
         self._last_lines.clear()
         command = [sys.executable, "-c", "from lilo_engine.cli import main; main()", "serve"]
-        command += [self.definition, "--host", "127.0.0.1", "--port", str(_free_port())]
+        command += [self.definition, "--host", "127.0.0.1", "--port", "0"]
         command += ["--data-dir", str(self.data_dir)]
         command += ["--api-key-file", str(self.data_dir / "api-key")]
         # A session of its own: Ctrl-C in the terminal reaches only us, and we stop the server in order.
@@ -148,10 +147,3 @@ def _key_of(data_dir: Path) -> str:
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(key + "\n")
     return key
-
-
-def _free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
