@@ -83,9 +83,8 @@ class Worker:
             if message is None:
                 return False
             message(self._batch)
-            if wait:
-                self._note_progress()
-                wait = False
+            self._note_progress()
+            wait = False
 
     def _note_progress(self) -> None:
         # One tuple, so that other threads never read numbers of two different steps.
