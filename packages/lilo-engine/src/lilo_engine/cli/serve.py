@@ -5,8 +5,11 @@ Prints `lilo: serving DEFINITION at URL` when a model could be created; the heal
 
 from __future__ import annotations
 
+import signal
 import socket
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
@@ -65,6 +68,23 @@ def serve(
             _run(parts, listener, _url(listener))
 
 
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers, which end the process by the signal after an orderly stop."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Leave signals to `_stop_on_signal`."""
+        yield
+
+
+async def _stop_on_signal(server: uvicorn.Server) -> None:
+    """The first Ctrl-C or SIGTERM stops in order, the second does not wait for requests in flight."""
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            server.force_exit = server.should_exit
+            server.should_exit = True
+
+
 def _run(parts: Parts, listener: socket.socket, url: str) -> None:
     app = build_app(parts)
     config = uvicorn.Config(
@@ -76,7 +96,7 @@ def _run(parts: Parts, listener: socket.socket, url: str) -> None:
         timeout_keep_alive=75,
         backlog=2048,
     )
-    server = uvicorn.Server(config)
+    server = _Server(config)
     front: Front = app.state.front
     failures: list[str] = []
 
@@ -93,6 +113,7 @@ def _run(parts: Parts, listener: socket.socket, url: str) -> None:
 
     async def main() -> None:
         async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_stop_on_signal, server)
             tasks.start_soon(announce)
             await server.serve(sockets=[listener])
             tasks.cancel_scope.cancel()
