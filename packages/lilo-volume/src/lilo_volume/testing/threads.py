@@ -1,0 +1,98 @@
+"""ThreadGroup: ranks as threads of one process, with real deadlines. For tests; it crosses no process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+from lilo_volume.errors import GroupTimeout
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Meeting:
+    """What the ranks of one world have brought so far; collective number n of each rank meets in row n."""
+
+    world_size: int
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    rows: dict[int, dict[int, tuple[str, Any]]] = field(
+        default_factory=dict[int, "dict[int, tuple[str, Any]]"]
+    )
+
+
+class ThreadGroup:
+    """One rank's end of a group of threads."""
+
+    def __init__(self, meeting: _Meeting, rank: int) -> None:
+        """Made by `thread_groups`."""
+        self._meeting = meeting
+        self._rank = rank
+        self._count = 0
+
+    @property
+    def rank(self) -> int:
+        """This thread's index, from 0."""
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self._meeting.world_size
+
+    def all_gather(self, value: T, *, timeout_s: float, step: str) -> list[T]:
+        """Every rank's value, in rank order.
+
+        Raises:
+            GroupTimeout: a peer did not come in time.
+            AssertionError: a peer came to another step: the ranks took different paths.
+        """
+        deadline = time.monotonic() + timeout_s
+        number, self._count = self._count, self._count + 1
+        changed = self._meeting.changed
+        with changed:
+            row = self._meeting.rows.setdefault(number, {})
+            row[self._rank] = (step, value)
+            changed.notify_all()
+            while len(row) < self.world_size:
+                if not changed.wait(timeout=max(0.0, deadline - time.monotonic())):
+                    missing = sorted(set(range(self.world_size)) - row.keys())
+                    raise GroupTimeout(f"{step}: ranks {missing} did not come within {timeout_s} s")
+            steps = {rank: row[rank][0] for rank in sorted(row)}
+        assert len(set(steps.values())) == 1, f"the ranks took different paths: {steps}"
+        return [cast("T", row[rank][1]) for rank in range(self.world_size)]
+
+    def broadcast(self, value: T | None, *, timeout_s: float, step: str) -> T:
+        """Rank 0's value on every rank."""
+        return cast("T", self.all_gather(value, timeout_s=timeout_s, step=step)[0])
+
+    def barrier(self, *, timeout_s: float, step: str) -> None:
+        """Return when every rank has come."""
+        self.all_gather(None, timeout_s=timeout_s, step=step)
+
+
+def thread_groups(world_size: int) -> list[ThreadGroup]:
+    """One group per rank, in rank order."""
+    meeting = _Meeting(world_size)
+    return [ThreadGroup(meeting, rank) for rank in range(world_size)]
+
+
+def run_ranks(world_size: int, action: Callable[[ThreadGroup], T]) -> list[T | BaseException]:
+    """Run `action` once per rank, each in its thread; what it returned or raised, in rank order."""
+    results: list[T | BaseException] = [RuntimeError("it did not run")] * world_size
+
+    def run(group: ThreadGroup) -> None:
+        try:
+            results[group.rank] = action(group)
+        except BaseException as error:
+            results[group.rank] = error
+
+    threads = [threading.Thread(target=run, args=(group,)) for group in thread_groups(world_size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
