@@ -12,7 +12,6 @@ import os
 import socket
 import sys
 import threading
-from typing import BinaryIO
 
 from lilo_definitions import Definition
 from pydantic import BaseModel, ConfigDict
@@ -48,7 +47,7 @@ def main() -> None:
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     config = ChildConfig.model_validate_json(sys.stdin.buffer.readline())
-    threading.Thread(target=_end_with_parent, args=(sys.stdin.buffer,), daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(sys.stdin.fileno(),), daemon=True).start()
     streams: dict[Channel, list[socket.socket]] = {
         channel: [socket.socket(fileno=descriptor) for descriptor in descriptors]
         for channel, descriptors in config.descriptors.items()
@@ -67,9 +66,13 @@ def main() -> None:
     bridge_server.serve(backend, streams, epoch=config.epoch)
 
 
-def _end_with_parent(stdin: BinaryIO) -> None:
-    """Block until the parent is gone. Ranks that this process started end the same way."""
-    stdin.read()
+def _end_with_parent(descriptor: int) -> None:
+    """Block until the parent is gone; ranks that this process started must watch it in turn.
+
+    It reads the bare descriptor: a lock of `sys.stdin` held by this thread would abort an orderly exit.
+    """
+    while os.read(descriptor, 4096):
+        pass
     _log.warning("the parent process is gone; ending")
     logging.shutdown()
     os._exit(ORPHANED)
