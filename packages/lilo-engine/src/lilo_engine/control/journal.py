@@ -54,8 +54,9 @@ class ControlJournal:
             session_id=run.session_id,
             base_model=run.base_model,
             ref=ref,
+            attempt=published.attempt,
             moving=moving,
         )
         await self._sampling_sessions.open(session, now_s)
         if moving:
-            await self._sampling_sessions.move(published.run_id, ref)
+            await self._sampling_sessions.move(published.run_id, ref, published.attempt)

@@ -109,6 +109,8 @@ class SamplingSessionRow(Base):
     base_model: Mapped[str]
     checkpoint: Mapped[str | None]
     """A `tinker://` path; NULL = the base model."""
+    attempt: Mapped[str | None]
+    """Which publication under that path: a later one is other content."""
     moving: Mapped[bool]
     """Follows the later inflight snapshots of its run."""
     created_s: Mapped[float]

@@ -26,6 +26,8 @@ class SamplingSession:
     base_model: str
     ref: CheckpointRef | None
     """None = the base model."""
+    attempt: str | None
+    """Which publication under `ref`; a later one under the same name is other content."""
     moving: bool
 
 
@@ -46,7 +48,7 @@ class SamplingSessions:
         self._records = records
         self._checkpoints = checkpoints
         self._sessions = {s.sampling_session_id: s for s in records.now(_load)}
-        self._targets: dict[CheckpointRef, Target] = {}
+        self._entries: dict[CheckpointRef, Entry] = {}
 
     async def open(self, session: SamplingSession, now_s: float) -> None:
         """Open a session; the same one again does nothing.
@@ -67,13 +69,14 @@ class SamplingSessions:
             session_id=session.session_id,
             base_model=session.base_model,
             checkpoint=None if session.ref is None else str(session.ref),
+            attempt=session.attempt,
             moving=session.moving,
             created_s=now_s,
         )
         await self._records.run(lambda sql: sql.merge(row))
         self._sessions[session.sampling_session_id] = session
 
-    async def move(self, run_id: str, ref: CheckpointRef) -> None:
+    async def move(self, run_id: str, ref: CheckpointRef, attempt: str) -> None:
         """Point every moving session of a run at its newest inflight snapshot."""
         moved = [
             SamplingSession(
@@ -81,13 +84,18 @@ class SamplingSessions:
                 session_id=old.session_id,
                 base_model=old.base_model,
                 ref=ref,
+                attempt=attempt,
                 moving=True,
             )
             for old in self._sessions.values()
             if old.moving and old.ref is not None and old.ref.run_id == run_id
         ]
         changes = [
-            {"sampling_session_id": new.sampling_session_id, "checkpoint": str(ref)}
+            {
+                "sampling_session_id": new.sampling_session_id,
+                "checkpoint": str(ref),
+                "attempt": attempt,
+            }
             for new in moved
         ]
         if changes:
@@ -114,22 +122,30 @@ class SamplingSessions:
             NotFound: there never was such a session.
             Gone: its snapshot was removed; the message says the way back.
         """
-        ref = self.get(sampling_session_id).ref
-        if ref is None:
+        session = self.get(sampling_session_id)
+        if session.ref is None:
             return None
-        if ref not in self._targets:
+        entry = await self._entry(session.ref)
+        if entry is None or entry.attempt != session.attempt:
+            happened = "was removed" if entry is None else "was replaced by a later save"
+            raise Gone(
+                f"the snapshot {session.ref} of this sampling client {happened}; make a sampling client "
+                "on the newer one, or save the weights again (save_weights_and_get_sampling_client)"
+            )
+        return target_of(entry)
+
+    async def _entry(self, ref: CheckpointRef) -> Entry | None:
+        """What is published under a path; remembered, because every sample asks."""
+        if ref not in self._entries:
             try:
-                self._targets[ref] = target_of(await self._checkpoints.get(ref))
-            except NotFound as error:
-                raise Gone(
-                    f"the snapshot {ref} of this sampling client was removed; save the weights again "
-                    "(save_weights_and_get_sampling_client), or give them a name to keep them"
-                ) from error
-        return self._targets[ref]
+                self._entries[ref] = await self._checkpoints.get(ref)
+            except NotFound:
+                return None
+        return self._entries[ref]
 
     def forget(self, ref: CheckpointRef) -> None:
         """A checkpoint was removed or replaced: look it up anew when it is asked for."""
-        self._targets.pop(ref, None)
+        self._entries.pop(ref, None)
 
     def followed(self) -> set[CheckpointRef]:
         """Snapshots that a moving session points at."""
@@ -155,6 +171,7 @@ def _load(session: Session) -> list[SamplingSession]:
             session_id=row.session_id,
             base_model=row.base_model,
             ref=None if row.checkpoint is None else CheckpointRef.parse(row.checkpoint),
+            attempt=row.attempt,
             moving=row.moving,
         )
         for row in rows

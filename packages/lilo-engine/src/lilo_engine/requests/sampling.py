@@ -7,6 +7,7 @@ import secrets
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from lilo_engine.control.checkpoints import Entry
 from lilo_engine.control.sampling_sessions import SamplingSession, Target, target_of
 from lilo_engine.errors import InvalidRequest
 from lilo_engine.operations.reference import CheckpointRef
@@ -27,14 +28,15 @@ async def create_sampling_session(request: Request) -> Response:
     wire = await read_json(request, CreateSamplingSessionBody, front.settings.body)
     now_s = front.control.clock()
     front.control.sessions.touch(wire.session_id, now_s)
-    ref = None if wire.model_path is None else await _published(front, wire.model_path)
+    entry = None if wire.model_path is None else await _published(front, wire.model_path)
     session = SamplingSession(
         sampling_session_id=decode.sampling_session_id_of(
             wire.session_id, wire.sampling_session_seq_id
         ),
         session_id=wire.session_id,
-        base_model=_base_model(front, wire.base_model, required=ref is None),
-        ref=ref,
+        base_model=_base_model(front, wire.base_model, required=entry is None),
+        ref=None if entry is None else entry.ref,
+        attempt=None if entry is None else entry.attempt,
         moving=False,
     )
     await front.control.sampling_sessions.open(session, now_s)
@@ -98,13 +100,12 @@ async def _target(front: Front, wire: SampleBody) -> tuple[str, int, Target | No
     # Older clients name the weights each time and have no number: each request stands for itself.
     alone = f"direct:{secrets.token_hex(8)}"
     if wire.model_path is not None:
-        ref = await _published(front, wire.model_path)
-        return alone, 0, target_of(await front.control.checkpoints.get(ref))
+        return alone, 0, target_of(await _published(front, wire.model_path))
     _base_model(front, wire.base_model, required=True)
     return alone, 0, None
 
 
-async def _published(front: Front, path: str) -> CheckpointRef:
+async def _published(front: Front, path: str) -> Entry:
     """The sampler weights that a path names.
 
     Raises:
@@ -117,8 +118,7 @@ async def _published(front: Front, path: str) -> CheckpointRef:
             f"{path!r} names a training checkpoint; sampling takes .../sampler_weights/NAME, "
             "which save_weights_for_sampler makes"
         )
-    await front.control.checkpoints.get(ref)
-    return ref
+    return await front.control.checkpoints.get(ref)
 
 
 def _base_model(front: Front, name: str | None, *, required: bool) -> str:

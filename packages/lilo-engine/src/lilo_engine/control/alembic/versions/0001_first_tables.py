@@ -66,6 +66,7 @@ def upgrade() -> None:
         sa.Column("session_id", sa.String(), nullable=False, index=True),
         sa.Column("base_model", sa.String(), nullable=False),
         sa.Column("checkpoint", sa.String()),
+        sa.Column("attempt", sa.String()),
         sa.Column("moving", sa.Boolean(), nullable=False),
         sa.Column("created_s", SECONDS, nullable=False),
     )
