@@ -1,0 +1,47 @@
+"""`lilo definitions`, driven as a person does."""
+
+import json
+
+from lilo_engine.cli.main import build
+from typer.testing import CliRunner
+
+runner = CliRunner()
+
+
+def test_list_shows_every_definition_with_its_size():
+    done = runner.invoke(build(), ["definitions", "list"])
+    assert done.exit_code == 0
+    assert "tiny" in done.stdout
+    assert "32 of rank 32" in done.stdout
+
+
+def test_list_for_programs_is_json():
+    done = runner.invoke(build(), ["definitions", "list", "--json"])
+    (tiny,) = [entry for entry in json.loads(done.stdout) if entry["name"] == "tiny"]
+    assert (tiny["base_model"], tiny["context"], tiny["slots"]) == ("tiny", 1024, 32)
+
+
+def test_show_has_every_field_and_the_digest():
+    done = runner.invoke(build(), ["definitions", "show", "tiny"])
+    assert done.exit_code == 0
+    for field in ("model.family", "lora.alpha", "limits.max_batch_tokens", "sampler.engine"):
+        assert field in done.stdout
+    assert "digest" in done.stdout
+
+
+def test_show_for_programs_is_a_definition_again():
+    import lilo_definitions
+
+    done = runner.invoke(build(), ["definitions", "show", "tiny", "--json"])
+    content = json.loads(done.stdout)
+    assert content.pop("digest") == lilo_definitions.digest(lilo_definitions.get("tiny"))
+    assert lilo_definitions.Definition.model_validate(content) == lilo_definitions.get("tiny")
+
+
+def test_an_unknown_name_is_one_line_on_stderr_with_the_nearest():
+    done = runner.invoke(build(), ["definitions", "show", "tinny"])
+    assert done.exit_code == 1
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert "tinny" in line
+    assert "tiny" in line.removeprefix("lilo definitions: there is no definition 'tinny'")
