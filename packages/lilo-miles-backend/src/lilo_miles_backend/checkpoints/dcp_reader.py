@@ -133,15 +133,20 @@ def _fault(found: Metadata, sizes: Mapping[str, int]) -> str | None:
 
 
 def _slices_fault(slices: Mapping[object, object], sizes: Mapping[str, int]) -> str | None:
-    ends: dict[str, int] = {}
+    """Slices must fill each file from its first byte to its last, without gaps and overlaps."""
+    by_file: dict[str, list[tuple[int, int]]] = {}
     for info in slices.values():
         if not isinstance(info, _StorageInfo) or info.relative_path not in sizes:
             return "it refers to a file that the checkpoint does not have"
-        if info.offset < 0 or info.length <= 0 or info.transform_descriptors:
+        if info.length <= 0 or info.transform_descriptors:
             return f"it refers to an impossible slice of {info.relative_path}"
-        end = info.offset + info.length
-        ends[info.relative_path] = max(end, ends.get(info.relative_path, 0))
-    for path, end in ends.items():
+        by_file.setdefault(info.relative_path, []).append((info.offset, info.length))
+    for path, parts in by_file.items():
+        end = 0
+        for offset, length in sorted(parts):
+            if offset != end:
+                return f"the slices of {path} overlap or leave gaps at byte {min(offset, end)}"
+            end += length
         if sizes[path] != end:
-            return f"{path} has {sizes[path]} bytes, expected {end}"
+            return f"{path} has {sizes[path]} bytes, its slices end at {end}"
     return None

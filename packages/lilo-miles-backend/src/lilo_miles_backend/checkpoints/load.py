@@ -72,12 +72,12 @@ def _check_files(label: str, expected: set[str], have: Iterable[str]) -> None:
 def _checked_names(
     label: str, document: CheckpointDocument, shapes: dict[str, tuple[int, ...]]
 ) -> list[str]:
-    """Names of the adapter's tensors, in the order they were saved in.
+    """Names of the adapter's tensors, sorted: the order in the file depends on how many ranks wrote it.
 
     Raises:
         CommandFailed: parts differ, or a tensor does not have the rank that the document says.
     """
-    names = [key.removeprefix("weights.") for key in shapes if key.startswith("weights.")]
+    names = sorted(key.removeprefix("weights.") for key in shapes if key.startswith("weights."))
     for part in PARTS:
         for name in names:
             if shapes.get(f"{part}.{name}") != shapes[f"weights.{name}"]:
