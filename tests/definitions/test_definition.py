@@ -11,11 +11,8 @@ from pydantic import ValidationError
 
 
 def changed(**parts) -> Definition:
-    """tiny with some fields changed, checked as a new definition is."""
-    content = lilo_definitions.get("tiny").model_dump()
-    for name, value in parts.items():
-        content[name] = {**content[name], **value} if isinstance(value, dict) else value
-    return Definition.model_validate(content)
+    """tiny with some fields changed."""
+    return lilo_definitions.get("tiny").derive(**parts)
 
 
 def test_a_definition_cannot_be_changed():

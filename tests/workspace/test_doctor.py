@@ -29,8 +29,7 @@ H200 = Device(name="NVIDIA H200", memory_bytes=139 * GIB)
 
 def on_gpus(**topology) -> Definition:
     """tiny in a layout for GPUs."""
-    content = lilo_definitions.get("tiny").model_dump()
-    return Definition.model_validate({**content, "topology": {"device": "cuda", **topology}})
+    return lilo_definitions.get("tiny").derive(topology={"device": "cuda", **topology})
 
 
 def states(found) -> set[str]:

@@ -5,9 +5,12 @@ Pure data: nothing here loads a model. Every field reaches the part that honours
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from collections.abc import Mapping
+from typing import Literal, Self, TypeAlias, cast
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+_Fields: TypeAlias = Mapping[str, object]
 
 
 class _Part(BaseModel):
@@ -149,6 +152,25 @@ class Definition(_Part):
     """Bounds of work and waiting."""
     sampler: Sampler = Sampler()
     """What answers `sample`."""
+
+    def derive(self, **changes: object) -> Self:
+        """A definition like this one with some fields changed, checked as a new one is.
+
+        Args:
+            changes: field -> new value. For a part, a mapping changes only the fields it names:
+                `tiny().derive(name="tiny-wide", lora={"slots": 64})`.
+
+        Raises:
+            ValidationError: the result does not hold (pydantic's error, a `ValueError`).
+        """
+        content: dict[str, object] = self.model_dump()
+        for field, value in changes.items():
+            part = content.get(field)
+            if isinstance(part, Mapping) and isinstance(value, Mapping):
+                content[field] = {**cast(_Fields, part), **cast(_Fields, value)}
+            else:
+                content[field] = value
+        return type(self).model_validate(content)
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
