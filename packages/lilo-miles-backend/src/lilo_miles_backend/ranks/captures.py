@@ -15,6 +15,7 @@ from lilo_volume.group import Group
 from lilo_volume.volume import Volume
 
 from lilo_miles_backend.adapter_state import AdapterState
+from lilo_miles_backend.checkpoints import persist_sampler, persist_training
 
 
 class Captures:
@@ -44,7 +45,5 @@ class Captures:
         kind, state = held
         wanted = "training" if destination.kind == "weights" else "sampler"
         assert kind == wanted, f"a {kind} capture cannot become {destination.kind}"
-        from lilo_miles_backend.checkpoints import persist_sampler, persist_training  # noqa: PLC0415
-
         persist = persist_training if kind == "training" else persist_sampler
         return persist(self._volume, self._group, state, destination)

@@ -59,7 +59,9 @@ class BaseModel:
     @property
     def head_weight(self) -> torch.Tensor:
         """[vocabulary, H]: the output layer's weight, or the embedding's when they are tied."""
-        return cast(torch.Tensor, self._gpt.shared_embedding_or_output_weight())
+        tied = self.shape.tie_word_embeddings
+        holder = self._gpt.embedding.word_embeddings if tied else self._gpt.output_layer
+        return cast(torch.Tensor, holder.weight)
 
     def activate(self, adapter: Adapter | None) -> None:
         """Let this adapter act in the passes that follow; None: the base model alone."""

@@ -22,6 +22,7 @@ from lilo_engine.operations.validate_datums import check_datums
 from lilo_volume.group import SoloGroup
 from lilo_volume.volumes.local import LocalVolume
 
+from lilo_miles_backend.checkpoints import load_training
 from lilo_miles_backend.config import BackendSettings
 from lilo_miles_backend.progress import Progress
 from lilo_miles_backend.rank_commands import (
@@ -187,8 +188,6 @@ class Rank:
 
     def _load(self, command: Load) -> None:
         adapter = self._residents.adapter(command.model_id)
-        from lilo_miles_backend.checkpoints import load_training  # noqa: PLC0415
-
         state = load_training(self._volume, command.source)
         self._residents.check_fits(command.model_id, state, str(command.source))
         adapter.restore(state, with_optimizer=command.with_optimizer)
