@@ -192,7 +192,6 @@ class Engine:
         error: LiloError = Unavailable("the server is stopping; this operation was not done")
         if failure is not None and not self._draining.is_set():
             error = BackendLost(f"the trainer could not be started: {failure}")
-        self._work.lose_trainer()
         for model in self._work.roster.all_resident():
             self._work.fail_unfinished(model, error)
             self._work.end(model, error.message, error)

@@ -31,6 +31,9 @@ from lilo_engine.schedule.plan import Plan
 from lilo_engine.schedule.scheduler import Scheduler
 from lilo_engine.waiting import Waiters
 
+MAX_CREATION_TRIES = 2
+"""A creation that a lost trainer interrupted is begun once more, on the next one; not for ever, since it may be the
+reason for the loss."""
 FORWARD_ONLY_VERBS = ("forward",)
 """Refused verbs besides which a refused pass spoils the gradient window."""
 
@@ -113,7 +116,10 @@ class Work:
         self._news = anyio.Event()
         self._running.clear()
         if self._lifecycle:
-            return self._lifecycle.popleft()
+            step = self._lifecycle.popleft()
+            if isinstance(step, Create):
+                step.model.creation_tries += 1
+            return step
         plan = self.scheduler.next_plan(self._parked)
         if plan is not None:
             for entry in plan.entries:
@@ -170,11 +176,13 @@ class Work:
 
     def lose_trainer(self) -> list[Model]:
         """Forget the lanes and the slots of a lost trainer; the models whose state is gone with it."""
-        creations = [step for step in self._lifecycle if isinstance(step, Create)]
-        waiting = {step.model.model_id for step in creations}
-        self._lifecycle = deque(creations)
+        models = self.roster.all_resident()
+        kept = [
+            m for m in models if m.phase == "creating" and m.creation_tries < MAX_CREATION_TRIES
+        ]
+        self._lifecycle = deque(Create(model) for model in kept)
         self.scheduler.lanes.clear()
-        return [m for m in self.roster.all_resident() if m.model_id not in waiting]
+        return [model for model in models if model not in kept]
 
     def fail_unfinished(self, model: Model, error: LiloError) -> None:
         """Fail everything of a model, running or not."""

@@ -105,8 +105,8 @@ class BridgeClient:
         return cast("Health", self._call("health"))
 
     def close(self) -> None:
-        """Ask the trainer to end, for at most `CLOSE_LIMIT_S`, then fence."""
-        if self._cause is None:
+        """Ask the trainer to end, for at most `CLOSE_LIMIT_S`, then fence; one in mid-command is not asked."""
+        if self._cause is None and not self._free["gpu"].empty():
             with contextlib.suppress(LiloError):
                 self._exchange(
                     "gpu", self._command("close"), CLOSE_LIMIT_S, "the limit for closing"

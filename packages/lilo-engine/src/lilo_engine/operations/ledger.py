@@ -29,7 +29,7 @@ KEPT_UNFETCHED = 16384
 """Results of a client that never looks; far above what one client keeps in flight."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Entry:
     """One operation from its submission to its end."""
 

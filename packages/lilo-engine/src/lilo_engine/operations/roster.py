@@ -22,7 +22,7 @@ KEPT_ENDED = 1024
 """Ended models that are remembered; their clients have gone or know by then."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Model:
     """One model and all that was asked of it."""
 
@@ -31,6 +31,8 @@ class Model:
     creation: Entry
     phase: Literal["creating", "ready", "ended"] = "creating"
     window: Window = field(default_factory=Window)
+    creation_tries: int = 0
+    """How often its creation was begun; a trainer lost in the middle leaves nothing of it."""
     last_checkpoint: CheckpointRef | None = None
     """The newest training checkpoint published while it was resident."""
     reason: str = ""
