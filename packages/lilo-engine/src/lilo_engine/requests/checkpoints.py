@@ -9,7 +9,7 @@ from lilo_engine.control.checkpoints import is_true
 from lilo_engine.operations.reference import CheckpointRef
 from lilo_engine.requests import decode
 from lilo_engine.requests.body import parse_json, read_body, read_json
-from lilo_engine.requests.front import front_of, submit_numbered
+from lilo_engine.requests.front import front_of, submit_body, submit_numbered
 from lilo_engine.requests.json_response import json_response
 from lilo_engine.requests.models import create_from_checkpoint
 from lilo_engine.requests.wire_json import LoadWeightsBody, WeightsInfoBody
@@ -38,7 +38,7 @@ async def load_weights(request: Request) -> Response:
         wire = parse_json(body.data, LoadWeightsBody)
         if wire.session_id is not None or wire.model_seq_id is not None:
             return await create_from_checkpoint(front, wire)
-    return await submit_numbered(request, "load_weights", decode.load_state)
+    return await submit_body(front, body, "load_weights", decode.load_state)
 
 
 @router.post("/weights_info")

@@ -11,7 +11,7 @@ from typing import cast
 
 import numpy as np
 
-from lilo_engine.errors import InvalidRequest
+from lilo_engine.errors import InvalidRequest, UnsupportedMedia
 from lilo_engine.operations.datum import Datum
 from lilo_engine.operations.operation import (
     AdamParams,
@@ -26,7 +26,7 @@ from lilo_engine.operations.operation import (
 from lilo_engine.operations.reference import CheckpointRef, check_name
 from lilo_engine.operations.tensor import Tensor
 from lilo_engine.requests import tensors, wire_protobuf
-from lilo_engine.requests.body import Body, parse_json
+from lilo_engine.requests.body import Body, Wire, parse_json
 from lilo_engine.requests.wire_json import (
     DatumBody,
     ForwardBackwardBody,
@@ -83,7 +83,7 @@ def forward_backward(body: Body, *, forward_only: bool = False) -> ForwardBackwa
     """
     if body.protobuf:
         return wire_protobuf.forward_backward(wire_protobuf.parse(body.data))
-    wire = parse_json(body.data, ForwardBackwardBody)
+    wire = _json(body, ForwardBackwardBody)
     asked = wire.forward_backward_input
     return ForwardBackward(
         model_id=ModelId(wire.model_id),
@@ -101,7 +101,7 @@ def optim_step(body: Body) -> OptimStep:
     Raises:
         InvalidRequest: the body cannot be read, or asks for another optimizer than AdamW.
     """
-    wire = parse_json(body.data, OptimStepBody)
+    wire = _json(body, OptimStepBody)
     asked = wire.adam_params
     check_optimizer(asked.type)
     return OptimStep(
@@ -120,7 +120,7 @@ def optim_step(body: Body) -> OptimStep:
 
 def save_state(body: Body) -> SaveState:
     """A save of adapter and optimizer; without a name it is named after its number."""
-    wire = parse_json(body.data, SaveWeightsBody)
+    wire = _json(body, SaveWeightsBody)
     return SaveState(
         model_id=ModelId(wire.model_id),
         seq_id=wire.seq_id,
@@ -133,7 +133,7 @@ def save_state(body: Body) -> SaveState:
 
 def save_sampler(body: Body) -> SaveSampler:
     """A save for sampling; without a path it opens the sampling session that its number names."""
-    wire = parse_json(body.data, SaveForSamplerBody)
+    wire = _json(body, SaveForSamplerBody)
     model_id = ModelId(wire.model_id)
     session: str | None = None
     if wire.path is None:
@@ -163,7 +163,7 @@ def save_sampler(body: Body) -> SaveSampler:
 
 def load_state(body: Body) -> LoadState:
     """A load into a resident model."""
-    wire = parse_json(body.data, LoadWeightsBody)
+    wire = _json(body, LoadWeightsBody)
     if wire.model_id is None or wire.seq_id is None:
         raise InvalidRequest(
             "load_weights needs model_id and seq_id, or session_id and model_seq_id for a new model"
@@ -245,6 +245,12 @@ def prompt_tokens(wire: ModelInputBody, what: str) -> bytes:
         return np.array(ids, dtype="<i4").tobytes()
     except OverflowError as error:
         raise InvalidRequest(f"{what} has a token id that does not fit 32 bits") from error
+
+
+def _json(body: Body, wire: type[Wire]) -> Wire:
+    if body.protobuf:
+        raise UnsupportedMedia("this call takes application/json; only forward_backward is binary")
+    return parse_json(body.data, wire)
 
 
 def _datum(wire: DatumBody, index: int) -> Datum:

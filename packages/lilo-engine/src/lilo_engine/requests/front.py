@@ -105,13 +105,19 @@ def front_of(request: Request) -> Front:
 async def submit_numbered(
     request: Request, verb: str, decoded: Callable[[Body], Operation]
 ) -> Response:
+    """Read a numbered request and submit it; see `submit_body`."""
+    front = front_of(request)
+    return await submit_body(front, await read_body(request, front.settings.body), verb, decoded)
+
+
+async def submit_body(
+    front: Front, body: Body, verb: str, decoded: Callable[[Body], Operation]
+) -> Response:
     """Decode a numbered request and submit it; refuse it together with its number if it cannot be decoded.
 
     Raises:
         LiloError: the refusal.
     """
-    front = front_of(request)
-    body = await read_body(request, front.settings.body)
     try:
         operation = await off_loop(len(body.data), lambda: decoded(body))
     except UserError as error:

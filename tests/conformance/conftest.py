@@ -1,0 +1,126 @@
+"""A real server, over a real socket, with trainer and sampler in memory; and the unmodified SDK as its client."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+import tinker
+import uvicorn
+from lilo_definitions import get
+from lilo_engine.app import Parts, ServerSettings, build_app, open_control
+from lilo_engine.commands.launcher import MemoryLauncher
+from lilo_engine.config import DataFolder
+from lilo_engine.requests.front import FrontSettings
+from lilo_engine.sampling.launcher import MemorySamplerLauncher
+
+KEY = "tml-conformance"
+PROTOBUF = "application/x-protobuf"
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running server."""
+
+    url: str
+    http: httpx.Client
+    """With the key, for what the SDK cannot be made to do."""
+
+    def post(self, path: str, body: object = None, **options: object) -> httpx.Response:
+        if body is not None:
+            options["json"] = body
+        return self.http.post(f"/api/v1/{path}", **options)
+
+    def session(self) -> str:
+        return self.post("create_session", {"tags": [], "sdk_version": "0"}).json()["session_id"]
+
+    def model(self, session_id: str | None = None, number: int = 0, **changes: object) -> str:
+        """Create a model and wait until it is there."""
+        body = {
+            "session_id": session_id or self.session(),
+            "model_seq_id": number,
+            "base_model": "tiny",
+            "lora_config": {"rank": 4},
+            **changes,
+        }
+        return self.finished(self.post("create_model", body)).json()["model_id"]
+
+    def retrieve(
+        self, request_id: str, *, accept: str = PROTOBUF, **body: object
+    ) -> httpx.Response:
+        """One poll."""
+        return self.post(
+            "retrieve_future", {"request_id": request_id, **body}, headers={"Accept": accept}
+        )
+
+    def finished(self, submitted: httpx.Response, accept: str = PROTOBUF) -> httpx.Response:
+        """The answer of a future."""
+        assert submitted.status_code == 200, submitted.text
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            answer = self.retrieve(submitted.json()["request_id"], accept=accept)
+            if answer.status_code != 408:
+                return answer
+        raise AssertionError("the future did not finish within 10 s")
+
+
+def serve(
+    data_dir: Path, *, long_poll_s: float = 5.0, inline_bytes: int = 1 << 20
+) -> Iterator[Served]:
+    """Run a server in a thread."""
+    definition, data = get("tiny"), DataFolder(root=data_dir)
+    data.create()
+    control = open_control(data)
+    control.keys.create("test", time.time(), key=KEY)
+    parts = Parts(
+        definition=definition,
+        data=data,
+        launcher=MemoryLauncher(definition=definition, checkpoints_root=data.checkpoints),
+        sampler_launcher=MemorySamplerLauncher(definition),
+        control=control,
+        settings=ServerSettings(
+            front=FrontSettings(long_poll_s=long_poll_s, inline_result_bytes=inline_bytes)
+        ),
+    )
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(build_app(parts), log_level="warning", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    with httpx.Client(base_url=url, headers={"X-API-Key": KEY}, timeout=20) as http:
+        deadline = time.monotonic() + 20
+        while http.get("/api/v1/healthz").status_code != 200:
+            assert time.monotonic() < deadline, "the server was not ready within 20 s"
+        yield Served(url=url, http=http)
+    server.should_exit = True
+    thread.join(15)
+    assert not thread.is_alive(), "the server did not stop within 15 s"
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    yield from serve(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="session")
+def fussy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Polls for a moment only, and announces every result of more than 64 bytes first."""
+    yield from serve(tmp_path_factory.mktemp("fussy"), long_poll_s=0.05, inline_bytes=64)
+
+
+@pytest.fixture
+def service(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[tinker.ServiceClient]:
+    """The SDK's client."""
+    monkeypatch.setenv("TINKER_TELEMETRY", "0")
+    monkeypatch.setenv("TINKER_BASE_URL", served.url)
+    monkeypatch.setenv("TINKER_API_KEY", KEY)
+    client = tinker.ServiceClient()
+    yield client
+    client.close("success").result(timeout=20)
