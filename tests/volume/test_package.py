@@ -98,6 +98,13 @@ def test_latest_names_the_newest_and_is_wrong_when_there_is_none(volume, publish
     (found,) = json.loads(capsys.readouterr().out)["latest"]
     assert found["name"] == "two"
     assert main(["latest", str(volume.root), "--collection", "nobody"]) == WRONG
+    broken = publish("only", {"a": b"1"}, collection="broken")
+    (broken.folder / "manifest.json").write_bytes(b"{}")
+    capsys.readouterr()
+    assert main(["latest", str(volume.root), "--json"]) == WRONG
+    assert [s["label"] for s in json.loads(capsys.readouterr().out)["skipped"]] == [
+        "broken/weights/only"
+    ]
 
 
 def test_verify_tells_good_from_wrong(volume, publish, capsys):

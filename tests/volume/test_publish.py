@@ -7,6 +7,7 @@ import pytest
 from lilo_volume import (
     CheckpointMissing,
     InvalidPath,
+    ManifestInvalid,
     MissingFiles,
     NameTaken,
     PublishRefused,
@@ -165,6 +166,15 @@ def test_stray_files_are_neither_published_nor_in_the_way(volume):
     attempt.publish(expected=["a"])
     found = open_named(volume, "run", "weights", "one", verify="full")
     assert [entry.path for entry in found.manifest.files] == ["a"]
+
+
+@pytest.mark.parametrize("metadata", [{"step": 5}, {"step": {1}}], ids=str)
+def test_metadata_that_no_reader_would_believe_is_refused(volume, metadata):
+    attempt = start(volume)
+    write(attempt, a=b"1")
+    with pytest.raises((PublishRefused, ManifestInvalid)):
+        attempt.publish(metadata=metadata)
+    assert volume.list_committed("") == []
 
 
 def test_an_unknown_digest_algorithm_is_refused_at_the_start(volume):

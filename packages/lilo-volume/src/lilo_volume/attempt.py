@@ -7,7 +7,7 @@ Every rank calls `begin` and then exactly one of `publish` and `abandon`; if one
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -20,7 +20,7 @@ from lilo_volume.agreement import decided_by_rank_zero
 from lilo_volume.checkpoint import Checkpoint, label_of
 from lilo_volume.config import node_id
 from lilo_volume.digest import DEFAULT, new_hasher
-from lilo_volume.errors import InvalidPath, NameTaken, PublishRefused
+from lilo_volume.errors import InvalidPath, NameTaken, PublishRefused, VolumeError
 from lilo_volume.files import DigestingFile, flush_folder, make_folders
 from lilo_volume.group import Group
 from lilo_volume.manifest import (
@@ -36,6 +36,7 @@ from lilo_volume.record import encode_record
 from lilo_volume.scan import scan
 from lilo_volume.volume import Volume
 
+_LOG = logging.getLogger(__name__)
 DEFAULT_TIMEOUT_S = 1800.0
 """For each collective: as long as the slowest rank may take to write its shards to slow storage."""
 
@@ -218,10 +219,18 @@ class Attempt:
         )
 
     def abandon(self, cause: str = "it was abandoned") -> None:
-        """Give up: every rank is refused with `cause`, and what was written is removed. After an end: nothing."""
-        if not self._ended:
-            with contextlib.suppress(PublishRefused):
-                self._end(Report.of((), None, cause), {}, {})
+        """Give up: every rank is refused with `cause`, and what was written is removed. After an end: nothing.
+
+        Waits for the other ranks, so that they hear of it; never raises because they do not come.
+        """
+        if self._ended:
+            return
+        try:
+            self._end(Report.of((), None, cause), {}, {})
+        except PublishRefused:
+            pass
+        except VolumeError as error:
+            _LOG.warning("%s: abandoned (%s), and: %s", label_of(self.publication), cause, error)
 
     def _end(
         self, report: Report, layout: Mapping[str, int], metadata: Mapping[str, str]

@@ -16,7 +16,7 @@ from typing import Any
 from lilo_volume.catalogue import Leftover, survey
 from lilo_volume.checkpoint import Checkpoint
 from lilo_volume.errors import VolumeError
-from lilo_volume.restore import latest
+from lilo_volume.restore import Skipped, latest
 from lilo_volume.scan import newest, scan
 from lilo_volume.verify import find_fault
 from lilo_volume.volumes.local import LocalVolume
@@ -94,6 +94,13 @@ def _latest(volume: LocalVolume, arguments: argparse.Namespace) -> int:
     answers = {key: latest(volume, *key, verify=arguments.level) for key in sorted(groups)}
     good = [item.checkpoint for item in answers.values() if item.checkpoint is not None]
     skipped = [skip for item in answers.values() for skip in item.skipped]
+    # Where everything is broken there is no group to ask.
+    said = {skip.folder for skip in skipped}
+    skipped += [
+        Skipped(label=left.label, folder=left.folder, why=left.why)
+        for left in everything.leftovers
+        if left.state == "broken" and left.folder not in said
+    ]
     if arguments.json:
         _print_json(
             latest=[_describe(item) for item in good],
@@ -104,7 +111,8 @@ def _latest(volume: LocalVolume, arguments: argparse.Namespace) -> int:
             _print(f"{_when(item)}  {item.label}  {item.folder}")
         for skip in skipped:
             _print(f"skipped {skip.label} ({skip.folder}): {skip.why}")
-    return GOOD if good and len(good) == len(answers) else WRONG
+    complete = len(good) == len(answers) and len(skipped) == len(said)
+    return GOOD if good and complete else WRONG
 
 
 def _verify(volume: LocalVolume, arguments: argparse.Namespace) -> int:

@@ -40,6 +40,7 @@ from lilo_volume.manifest import (
     Receipt,
     attempt_folder,
     name_folder,
+    parse,
 )
 from lilo_volume.publication import Publication
 from lilo_volume.scan import Found, remove_attempt, scan
@@ -131,7 +132,9 @@ class Publisher:
             with self._removed_if_refused():
                 older = self._replaced(home)
                 manifest = self._manifest(files, reports, layout, metadata, _later_than(older))
-                self._send(manifest.to_bytes())
+                data = manifest.to_bytes()
+                parse(data)  # what no reader would believe is refused here, and not found out later
+                self._send(data)
             self._remove_older(older)
         return manifest
 
