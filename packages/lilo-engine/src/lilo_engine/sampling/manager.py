@@ -2,16 +2,15 @@
 
     submit -> future -> [engine is there] -> [adapter is loaded] -> engine.sample -> outcome -> retrieve
 
-Each accepted request is a task that waits on events only. The manager keeps one engine running: when it is lost, the
-requests in it fail at once with the cause, later ones wait for the next engine. It generates nothing and reads no
-checkpoints; which folder an adapter is, the front says.
+Each accepted request is a task that waits on events only. When the engine is lost, the requests in it fail at once with
+the cause, and later ones wait for the next engine (`supervisor.py` launches it). Nothing is generated here and no
+checkpoint is read; which folder an adapter is, the front says.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-import time
 from collections import Counter
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -22,15 +21,11 @@ from lilo_definitions import Definition
 
 from lilo_engine.errors import Gone, LiloError, Saturated, ServerError, Unavailable
 from lilo_engine.operations.result import Failed, Pending
-from lilo_engine.sampling.engine import (
-    SampleRequest,
-    SamplerHealth,
-    SamplerInfo,
-    SamplingEngine,
-)
+from lilo_engine.sampling.engine import SampleRequest, SamplerHealth, SamplerInfo
 from lilo_engine.sampling.futures import Outcome, Sampled, SampleFuture, SampleFutures
-from lilo_engine.sampling.launcher import RunningSampler, SamplerLauncher
-from lilo_engine.sampling.residents import AdapterVersion, Residents
+from lilo_engine.sampling.launcher import SamplerLauncher
+from lilo_engine.sampling.residents import AdapterVersion
+from lilo_engine.sampling.supervisor import Supervisor
 from lilo_engine.sampling.validate import check_request
 
 SampleState: TypeAlias = Pending | Sampled | Failed
@@ -40,12 +35,6 @@ _MAX_WAITING = 4096
 _MAX_FINISHED = 4096
 _MAX_AGE_S = 3600.0
 """Answers kept; the SDK fetches an answer within seconds of its being there."""
-_BACKOFF_S = (0.0, 0.5, 2.0, 5.0, 15.0, 30.0)
-"""Pause before a launch, by the failures in a row before it."""
-_STEADY_S = 30.0
-"""An engine that ran this long counts as well, and the next pause is none."""
-_HEALTH_EVERY_S = 5.0
-_HEALTH_WITHIN_S = 20.0
 
 _log = logging.getLogger(__name__)
 
@@ -71,15 +60,6 @@ class SamplingState:
     last_failure: str | None
 
 
-@dataclass(slots=True, eq=False)
-class _Serving:
-    """One engine that takes calls."""
-
-    engine: SamplingEngine
-    info: SamplerInfo
-    residents: Residents
-
-
 class SamplingManager:
     """One sampling engine, its adapters and its requests."""
 
@@ -100,14 +80,10 @@ class SamplingManager:
             max_finished: answers that are kept.
         """
         self._definition = definition
-        self._launcher = launcher
         self._max_waiting = max_waiting
         self._futures = SampleFutures(max_finished=max_finished, max_age_s=_MAX_AGE_S)
         self._tasks: anyio.abc.TaskGroup | None = None
-        self._serving: _Serving | None = None
-        self._changed = anyio.Event()
-        self._launches = 0
-        self._last_failure: str | None = None
+        self._supervisor = Supervisor(definition=definition, launcher=launcher)
         self._in_use: Counter[str] = Counter()
 
     @property
@@ -120,7 +96,7 @@ class SamplingManager:
         try:
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
-                await self._supervise()
+                await self._supervisor.run()
         finally:
             self._tasks = None
 
@@ -176,7 +152,7 @@ class SamplingManager:
             with anyio.move_on_after(wait_s):
                 await future.finished.wait()
         if future.outcome is None:
-            if self._serving is not None:
+            if self._supervisor.serving is not None:
                 return Pending()
             return Pending(queue_state="paused_capacity", reason="the sampling engine is starting")
         self._futures.fetched(future)
@@ -201,11 +177,11 @@ class SamplingManager:
         Raises:
             Unavailable: none is there within the start-up limit.
         """
-        return (await self._engine_is_there()).info
+        return (await self._supervisor.engine_is_there()).info
 
     async def state(self) -> SamplingState:
         """What is going on; answers at once while the engine starts."""
-        serving = self._serving
+        serving = self._supervisor.serving
         health: SamplerHealth | None = None
         if serving is not None:
             try:
@@ -213,16 +189,16 @@ class SamplingManager:
                     health = await serving.engine.health()
             except ServerError:
                 serving = None
-        phase = "starting" if self._launches <= 1 else "restarting"
+        phase = "starting" if self._supervisor.launches <= 1 else "restarting"
         if self._tasks is None:
             phase = "stopped"
         return SamplingState(
             phase="serving" if serving is not None else phase,
-            launches=self._launches,
+            launches=self._supervisor.launches,
             health=health,
             unfinished_requests=self._futures.num_unfinished,
             loaded_adapters=serving.residents.names if serving is not None else (),
-            last_failure=self._last_failure,
+            last_failure=self._supervisor.last_failure,
         )
 
     # ---- requests
@@ -260,7 +236,7 @@ class SamplingManager:
 
     async def _run(self, adapter: AdapterVersion | None, request: SampleRequest) -> Outcome:
         try:
-            serving = await self._engine_is_there()
+            serving = await self._supervisor.engine_is_there()
             if adapter is None:
                 return Sampled(result=await serving.engine.sample(request))
             async with serving.residents.hold(adapter):
@@ -271,88 +247,6 @@ class SamplingManager:
             _log.exception("sample request %s failed", request.request_id)
             return Failed(error=ServerError(f"sampling failed: {type(error).__name__}: {error}"))
 
-    async def _engine_is_there(self) -> _Serving:
-        limit_s = self._definition.limits.startup_timeout_s
-        with anyio.move_on_after(limit_s):
-            while self._serving is None:
-                await self._changed.wait()
-            return self._serving
-        raise Unavailable(
-            f"no sampling engine was ready within startup_timeout_s = {limit_s:g} s; "
-            f"last failure: {self._last_failure or 'none'}"
-        )
-
     def _stop(self, future: SampleFuture) -> None:
         if future.outcome is None:
             future.scope.cancel()
-
-    # ---- the engine
-
-    async def _supervise(self) -> None:
-        """Launch, serve, and launch again."""
-        failures = 0
-        while True:
-            await anyio.sleep(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
-            began = time.monotonic()
-            self._launches += 1
-            try:
-                async with self._launcher.launch() as running:
-                    cause = await self._serve(running)
-            except LiloError as error:
-                cause = str(error)
-            self._last_failure = cause
-            _log.error("sampling engine lost: %s", cause)
-            failures = 1 if time.monotonic() - began > _STEADY_S else failures + 1
-
-    async def _serve(self, running: RunningSampler) -> str:
-        """Have requests go to this engine until it is lost; returns the cause."""
-        causes: list[str] = []
-        async with anyio.create_task_group() as tasks:
-
-            async def until_lost() -> None:
-                causes.append(await running.wait_lost())
-                tasks.cancel_scope.cancel()
-
-            tasks.start_soon(until_lost)
-            try:
-                self._serve_from(await self._meet(running.engine))
-                causes.append(await self._watch(running.engine))
-            except ServerError as error:
-                causes.append(str(error))
-            finally:
-                self._serve_from(None)
-            tasks.cancel_scope.cancel()
-        return causes[0]
-
-    async def _meet(self, engine: SamplingEngine) -> _Serving:
-        info = await engine.info()
-        residents = Residents(
-            engine,
-            max_adapters=min(info.max_adapters, self._definition.sampler.max_adapters),
-            load_timeout_s=self._definition.limits.command_timeout_s,
-        )
-        _log.info("sampling %s on %s, pid %d", info.base_model, info.device, info.pid)
-        return _Serving(engine, info, residents)
-
-    async def _watch(self, engine: SamplingEngine) -> str:
-        """Return when the engine has work and makes no progress, or does not answer."""
-        limit_s = self._definition.limits.command_timeout_s
-        while True:
-            await anyio.sleep(_HEALTH_EVERY_S)
-            health: SamplerHealth | None = None
-            with anyio.move_on_after(_HEALTH_WITHIN_S):
-                health = await engine.health()
-            if health is None:
-                return (
-                    f"the sampling engine did not answer within its limit of {_HEALTH_WITHIN_S:g} s"
-                )
-            if health.age_s > limit_s:
-                return (
-                    f"the sampling engine made no progress for {health.age_s:.0f} s, "
-                    f"over command_timeout_s = {limit_s:g} s"
-                )
-
-    def _serve_from(self, serving: _Serving | None) -> None:
-        self._serving = serving
-        self._changed.set()
-        self._changed = anyio.Event()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -74,10 +75,10 @@ class Batch:
         """Take a job; its answer comes out of a later step."""
         self._waiting.append(job)
 
-    def abort(self, request_id: str, error: LiloError) -> None:
-        """Fail a job wherever it is and free its rows; unknown ids are no error."""
+    def abort(self, unwanted: Callable[[Job], bool], error: LiloError) -> None:
+        """Fail jobs wherever they are and free their rows."""
         for job in self._jobs():
-            if job.request.request_id == request_id:
+            if unwanted(job):
                 job.fail(error)
         self._waiting = deque(job for job in self._waiting if not job.settled)
         self._drop_settled()

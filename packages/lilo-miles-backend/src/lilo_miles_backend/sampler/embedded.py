@@ -136,13 +136,18 @@ class EmbeddedSampler:
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
-            await self.abort(request.request_id)
+            self._worker.post(
+                lambda batch: batch.abort(lambda other: other is job, _aborted(request.request_id))
+            )
             raise
 
     async def abort(self, request_id: str) -> None:
         """Stop a request; its `sample` raises `Gone`. Unknown ids are no error."""
-        error = Gone(f"request {request_id} was aborted; send it again to sample")
-        self._worker.post(lambda batch: batch.abort(request_id, error))
+
+        def unwanted(job: Job) -> bool:
+            return job.request.request_id == request_id
+
+        self._worker.post(lambda batch: batch.abort(unwanted, _aborted(request_id)))
 
     async def health(self) -> SamplerHealth:
         """Progress of the torch thread."""
@@ -190,6 +195,10 @@ class EmbeddedSampler:
             else None,
             deliver=deliver,
         )
+
+
+def _aborted(request_id: str) -> Gone:
+    return Gone(f"request {request_id} was aborted; send it again to sample")
 
 
 def _deliver_to(future: Future[SampleResult]) -> Callable[[SampleResult | LiloError], None]:

@@ -1,0 +1,143 @@
+"""Supervisor: keeps one sampling engine running, and says which one.
+
+    launching -> serving -> lost -> pause -> launching -> ...
+
+An engine is lost when its launcher says so, when it does not answer, or when it has work and makes no progress. It
+knows no requests: `manager.py` asks `engine_is_there` for each, and what runs in a lost engine fails there.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+import anyio
+from lilo_definitions import Definition
+
+from lilo_engine.errors import LiloError, ServerError, Unavailable
+from lilo_engine.sampling.engine import SamplerHealth, SamplerInfo, SamplingEngine
+from lilo_engine.sampling.launcher import RunningSampler, SamplerLauncher
+from lilo_engine.sampling.residents import Residents
+
+_BACKOFF_S = (0.0, 0.5, 2.0, 5.0, 15.0, 30.0)
+"""Pause before a launch, by the failures in a row before it."""
+_STEADY_S = 30.0
+"""An engine that ran this long was well: its loss is the first failure of a new row."""
+_HEALTH_EVERY_S = 5.0
+_HEALTH_WITHIN_S = 20.0
+"""For an answer, which takes milliseconds whatever the engine computes."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Serving:
+    """One engine that takes calls."""
+
+    engine: SamplingEngine
+    info: SamplerInfo
+    residents: Residents
+
+
+class Supervisor:
+    """Launches engines one after the other."""
+
+    def __init__(self, *, definition: Definition, launcher: SamplerLauncher) -> None:
+        """Start nothing; `run` does."""
+        self.launches = 0
+        self.last_failure: str | None = None
+        self._definition = definition
+        self._launcher = launcher
+        self._serving: Serving | None = None
+        self._changed = anyio.Event()
+
+    @property
+    def serving(self) -> Serving | None:
+        """The engine that takes calls now, if there is one."""
+        return self._serving
+
+    async def run(self) -> None:
+        """Launch, serve, and launch again until cancelled."""
+        failures = 0
+        while True:
+            await anyio.sleep(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
+            began = time.monotonic()
+            self.launches += 1
+            try:
+                async with self._launcher.launch() as running:
+                    cause = await self._serve(running)
+            except LiloError as error:
+                cause = str(error)
+            self.last_failure = cause
+            _log.error("sampling engine lost: %s", cause)
+            failures = 1 if time.monotonic() - began > _STEADY_S else failures + 1
+
+    async def engine_is_there(self) -> Serving:
+        """The engine that takes calls; waits for one that is starting.
+
+        Raises:
+            Unavailable: none is there within the start-up limit.
+        """
+        limit_s = self._definition.limits.startup_timeout_s
+        with anyio.move_on_after(limit_s):
+            while self._serving is None:
+                await self._changed.wait()
+            return self._serving
+        raise Unavailable(
+            f"no sampling engine was ready within startup_timeout_s = {limit_s:g} s; "
+            f"last failure: {self.last_failure or 'none'}"
+        )
+
+    async def _serve(self, running: RunningSampler) -> str:
+        """Offer this engine until it is lost; returns the cause."""
+        causes: list[str] = []
+        async with anyio.create_task_group() as tasks:
+
+            async def until_lost() -> None:
+                causes.append(await running.wait_lost())
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(until_lost)
+            try:
+                self._offer(await self._meet(running.engine))
+                causes.append(await self._watch(running.engine))
+            except ServerError as error:
+                causes.append(str(error))
+            finally:
+                self._offer(None)
+            tasks.cancel_scope.cancel()
+        return causes[0]
+
+    async def _meet(self, engine: SamplingEngine) -> Serving:
+        info = await engine.info()
+        residents = Residents(
+            engine,
+            max_adapters=min(info.max_adapters, self._definition.sampler.max_adapters),
+            load_timeout_s=self._definition.limits.command_timeout_s,
+        )
+        _log.info("sampling %s on %s, pid %d", info.base_model, info.device, info.pid)
+        return Serving(engine=engine, info=info, residents=residents)
+
+    async def _watch(self, engine: SamplingEngine) -> str:
+        """Return when the engine has work and makes no progress, or does not answer."""
+        limit_s = self._definition.limits.command_timeout_s
+        while True:
+            await anyio.sleep(_HEALTH_EVERY_S)
+            health: SamplerHealth | None = None
+            with anyio.move_on_after(_HEALTH_WITHIN_S):
+                health = await engine.health()
+            if health is None:
+                return (
+                    f"the sampling engine did not answer within its limit of {_HEALTH_WITHIN_S:g} s"
+                )
+            if health.age_s > limit_s:
+                return (
+                    f"the sampling engine made no progress for {health.age_s:.0f} s, "
+                    f"over command_timeout_s = {limit_s:g} s"
+                )
+
+    def _offer(self, serving: Serving | None) -> None:
+        self._serving = serving
+        self._changed.set()
+        self._changed = anyio.Event()
