@@ -1,0 +1,266 @@
+"""Bad input: each is refused, or fails, in words and within two seconds, and the same client goes on working."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import zstandard
+from tinker.proto import tinker_public_pb2 as sdk_pb
+
+from tests.conformance.test_ten_facts import binary, send_binary
+
+LIMIT_S = 2.0
+
+
+def datum(message: sdk_pb.ForwardBackwardRequest, tokens: list[int], **inputs: list[float]) -> None:
+    one = message.data.add()
+    one.model_input.add().encoded_text.tokens = np.array(tokens, "<i4").tobytes()
+    for name, values in inputs.items():
+        tensor = one.loss_fn_inputs[name]
+        if name == "target_tokens":
+            tensor.dtype, tensor.dense = sdk_pb.DTYPE_INT64, np.array(values, "<i8").tobytes()
+        else:
+            tensor.dtype, tensor.dense = sdk_pb.DTYPE_FLOAT32, np.array(values, "<f4").tobytes()
+
+
+def request(model_id: str, loss: str = "cross_entropy") -> sdk_pb.ForwardBackwardRequest:
+    return sdk_pb.ForwardBackwardRequest(model_id=model_id, seq_id=1, loss_fn=loss)
+
+
+def token_out_of_range(message: sdk_pb.ForwardBackwardRequest) -> None:
+    datum(message, [1, 99999], target_tokens=[1, 2])
+
+
+def target_out_of_range(message: sdk_pb.ForwardBackwardRequest) -> None:
+    datum(message, [1, 2], target_tokens=[1, -5])
+
+
+def empty_datum(message: sdk_pb.ForwardBackwardRequest) -> None:
+    datum(message, [], target_tokens=[])
+
+
+def no_data(message: sdk_pb.ForwardBackwardRequest) -> None:
+    del message.data[:]
+
+
+def wrong_lengths(message: sdk_pb.ForwardBackwardRequest) -> None:
+    datum(message, [1, 2, 3], target_tokens=[1, 2])
+
+
+def nan_weight(message: sdk_pb.ForwardBackwardRequest) -> None:
+    datum(message, [1, 2], target_tokens=[1, 2], weights=[1.0, float("nan")])
+
+
+def unknown_loss(message: sdk_pb.ForwardBackwardRequest) -> None:
+    message.loss_fn = "cross_entrophy"
+    datum(message, [1, 2], target_tokens=[1, 2])
+
+
+def too_long(message: sdk_pb.ForwardBackwardRequest) -> None:
+    datum(message, [1] * 5000, target_tokens=[1] * 5000)
+
+
+def an_image(message: sdk_pb.ForwardBackwardRequest) -> None:
+    message.data.add().model_input.add().image.data = b"png"
+
+
+def half_a_token(message: sdk_pb.ForwardBackwardRequest) -> None:
+    message.data.add().model_input.add().encoded_text.tokens = b"123"
+
+
+def shape_that_lies(message: sdk_pb.ForwardBackwardRequest) -> None:
+    datum(message, [1, 2], target_tokens=[1, 2])
+    message.data[0].loss_fn_inputs["target_tokens"].shape.extend([3, 3])
+
+
+def huge_sparse(message: sdk_pb.ForwardBackwardRequest) -> None:
+    datum(message, [1, 2], target_tokens=[1, 2])
+    tensor = message.data[0].loss_fn_inputs["target_tokens"]
+    tensor.sparse_csr.crow_indices = b""
+    tensor.shape.extend([1 << 40, 1 << 20])
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        token_out_of_range,
+        target_out_of_range,
+        empty_datum,
+        no_data,
+        wrong_lengths,
+        nan_weight,
+        unknown_loss,
+        too_long,
+        an_image,
+        half_a_token,
+        shape_that_lies,
+        huge_sparse,
+    ],
+)
+def test_a_bad_pass_fails_in_words_and_the_client_goes_on(served, spoil):
+    model_id = served.model()
+    message = request(model_id)
+    spoil(message)
+    began = time.monotonic()
+    submitted = send_binary(served, message.SerializeToString())
+    if submitted.status_code == 200:
+        failed = served.finished(submitted).json()
+        assert failed["category"] == "user"
+        assert failed["error"]
+    else:
+        assert submitted.status_code == 400
+        assert submitted.json()["detail"]
+    assert time.monotonic() - began < LIMIT_S
+    after = served.finished(send_binary(served, binary(model_id, 2, [1, 2, 3])))
+    assert after.headers["content-type"] == "application/x-protobuf"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"base_model": "nobody/nothing"},
+        {"lora_config": {"rank": 0}},
+        {"lora_config": {"rank": 33}},
+        {"lora_config": {"train_mlp": False, "train_attn": False, "train_unembed": False}},
+        {"optimizer_config": {"type": "dimuon", "version": 1}},
+        {"session_id": "nobody"},
+        {"model_seq_id": -1},
+    ],
+)
+def test_a_model_that_cannot_be_is_refused_and_the_session_goes_on(served, changes):
+    session_id = served.session()
+    body = {"session_id": session_id, "model_seq_id": 0, "base_model": "tiny", **changes}
+    began = time.monotonic()
+    refused = served.post("create_model", body)
+    assert 400 <= refused.status_code < 500
+    assert refused.json()["detail"]
+    assert time.monotonic() - began < LIMIT_S
+    assert served.model(session_id, 1) == f"{session_id}:train:1"
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("nonsense", 400),
+        ("tinker://run/weights", 400),
+        ("tinker://run/external_weights/x", 400),
+        ("tinker://run/sampler_weights/x", 400),
+        ("tinker://run/weights/none", 404),
+    ],
+)
+def test_a_path_that_leads_nowhere_is_refused_when_a_model_is_made_from_it(served, path, status):
+    body = {"session_id": served.session(), "model_seq_id": 0, "path": path, "optimizer": True}
+    refused = served.post("load_weights", body)
+    assert refused.status_code == status
+    assert refused.json()["detail"]
+
+
+@pytest.mark.parametrize("stated", [True, False], ids=["stated", "unstated"])
+def test_a_zstd_bomb_of_a_gibibyte_is_refused_without_being_unpacked(served, stated):
+    compressor = zstandard.ZstdCompressor(write_content_size=stated).compressobj(
+        size=1 << 30 if stated else -1
+    )
+    zeros = bytes(1 << 24)
+    bomb = b"".join([*(compressor.compress(zeros) for _ in range(64)), compressor.flush()])
+    assert len(bomb) < 1 << 20
+    began = time.monotonic()
+    refused = send_binary(served, bomb, **{"Content-Encoding": "zstd"})
+    assert refused.status_code == 413
+    assert refused.json()["detail"]
+    assert time.monotonic() - began < LIMIT_S
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Content-Type": "application/x-protobuf", "Content-Encoding": "br"}, 415),
+    ],
+)
+def test_a_medium_that_is_not_spoken_is_415(served, headers, status):
+    refused = served.post("forward_backward", content=b"x", headers=headers)
+    assert refused.status_code == status
+    assert refused.json()["detail"]
+
+
+def test_a_compressed_pass_equals_the_plain_one(served):
+    model_id = served.model()
+    body = binary(model_id, 1, [1, 2, 3])
+    plain = send_binary(served, body)
+    packed = zstandard.ZstdCompressor().compress(body)
+    again = send_binary(served, packed, **{"Content-Encoding": "zstd"})
+    assert again.json()["request_id"] == plain.json()["request_id"]
+
+
+def sampler_of(served) -> str:
+    body = {
+        "session_id": served.session(),
+        "sampling_session_seq_id": 0,
+        "base_model": "tiny",
+    }
+    return served.post("create_sampling_session", body).json()["sampling_session_id"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"prompt": {"chunks": []}},
+        {"prompt": {"chunks": [{"type": "encoded_text", "tokens": [99999]}]}},
+        {"prompt": {"chunks": [{"type": "encoded_text", "tokens": [-1]}]}},
+        {"prompt": {"chunks": [{"type": "encoded_text", "tokens": [1 << 40]}]}},
+        {"prompt": {"chunks": [{"type": "encoded_text", "tokens": [1] * 5000}]}},
+        {"prompt": {"chunks": [{"type": "image", "data": "", "format": "png"}]}},
+        {"num_samples": 0},
+        {"num_samples": 10**9},
+        {"sampling_params": {"temperature": -1}},
+        {"sampling_params": {"top_p": 0}},
+        {"sampling_params": {"top_k": -7}},
+        {"sampling_params": {"max_tokens": 0}},
+        {"sampling_params": {"stop": ["text"]}},
+        {"prompt_alt_tokens_k": 2},
+        {"sampling_session_id": "nobody"},
+    ],
+)
+def test_a_bad_sample_is_refused_and_the_sampler_goes_on(served, changes):
+    good = {
+        "sampling_session_id": sampler_of(served),
+        "seq_id": 0,
+        "num_samples": 1,
+        "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}]},
+        "sampling_params": {"max_tokens": 2},
+    }
+    began = time.monotonic()
+    refused = served.post("asample", {**good, **changes})
+    assert refused.status_code in (400, 404)
+    assert refused.json()["detail"]
+    assert time.monotonic() - began < LIMIT_S
+    assert served.finished(served.post("asample", good)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "nothing", 404),
+        ("PUT", "asample", 405),
+        ("GET", "training_runs?limit=many", 422),
+        ("GET", "training_runs/nobody:train:0", 404),
+        ("DELETE", "training_runs/nobody:train:0/checkpoints/weights/x", 404),
+        ("DELETE", "training_runs/nobody:train:0/checkpoints/odd/x", 400),
+        ("GET", "samplers/nobody", 404),
+        ("POST", "sessions/nobody/finish", 404),
+    ],
+)
+def test_every_error_of_the_http_side_has_a_detail_in_words(served, method, path, status):
+    answer = served.http.request(method, f"/api/v1/{path}")
+    assert answer.status_code == status
+    assert isinstance(answer.json()["detail"], str)
+    assert int(answer.headers["content-length"]) > 0
+
+
+def test_an_unknown_future_is_404(served):
+    for request_id in ("nobody:train:0:1", "sample:nobody:1"):
+        answer = served.retrieve(request_id)
+        assert answer.status_code == 404
+        assert answer.json()["detail"]
