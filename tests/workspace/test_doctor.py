@@ -55,7 +55,11 @@ def test_a_machine_without_a_trainer_is_told_so():
     assert any("trainer" in reason for reason in obstacles(lilo_definitions.get("tiny"), bare))
     plug_ins = findings.of_plug_ins(bare)
     assert states(plug_ins) == {"problem"}
-    assert all("pip install lilo-miles-backend" in finding.advice for finding in plug_ins)
+    assert [finding.advice for finding in plug_ins] == [
+        "pip install lilo-miles-backend",
+        "pip install lilo-miles-backend",
+        "pip install lilo-definitions",
+    ]
     assert "problem" in states(findings.of_definitions(bare))
 
 

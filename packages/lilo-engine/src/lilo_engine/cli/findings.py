@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias
 import lilo_definitions
 from lilo_definitions import DefinitionError
 
-from lilo_engine.cli.machine import Machine, obstacles
+from lilo_engine.cli.machine import TRAINER, Machine, obstacles
 
 State: TypeAlias = Literal["good", "note", "problem"]
 
@@ -46,6 +46,13 @@ _PACKAGES: tuple[tuple[str, State, str], ...] = (
     ("tinker", "note", "only for clients and `lilo demo`: pip install 'lilo-engine[demo]'"),
 )
 """Distribution, how bad its absence is, and what to do."""
+
+_NEEDED = {
+    "lilo.backends": (TRAINER, "lilo-miles-backend"),
+    "lilo.samplers": ("embedded", "lilo-miles-backend"),
+    "lilo.definitions": ("builtin", "lilo-definitions"),
+}
+"""Entry-point group -> the entry that a working installation has at least, and the package that brings it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,31 +194,33 @@ def _loopback() -> Finding:
 
 
 def of_plug_ins(machine: Machine) -> list[Finding]:
-    """What was found through entry points, and what of it does not load."""
+    """What was found through entry points, what of it does not load, and what is missing."""
     findings: list[Finding] = []
-    for group in ("lilo.backends", "lilo.samplers", "lilo.definitions"):
+    for group, (needed, package) in _NEEDED.items():
         points = machine.entry_points.get(group, {})
-        if not points:
+        findings += [_plug_in(group, name, error) for name, error in points.items()]
+        if needed not in points:
             findings.append(
                 Finding(
                     section="plug-ins",
                     subject=group,
                     state="problem",
-                    found="none",
-                    advice="pip install lilo-miles-backend",
-                )
-            )
-        for name, error in points.items():
-            findings.append(
-                Finding(
-                    section="plug-ins",
-                    subject=group,
-                    state="problem" if error else "good",
-                    found=f"{name}: {error}" if error else name,
-                    advice="reinstall the package that brings it" if error else "",
+                    found=f"{needed} is not installed",
+                    advice=f"pip install {package}",
                 )
             )
     return findings
+
+
+def _plug_in(group: str, name: str, error: str | None) -> Finding:
+    """Does this one load?"""
+    return Finding(
+        section="plug-ins",
+        subject=group,
+        state="problem" if error else "good",
+        found=f"{name}: {error}" if error else name,
+        advice="reinstall the package that brings it" if error else "",
+    )
 
 
 def of_definitions(machine: Machine) -> list[Finding]:

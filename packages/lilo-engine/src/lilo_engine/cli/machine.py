@@ -21,6 +21,9 @@ from pydantic import BaseModel, ConfigDict
 PROBE_TIMEOUT_S = 120.0
 """Importing torch, megatron-core and ray from a cold disk takes up to a minute."""
 
+TRAINER = "miles"
+"""Name in `lilo.backends` of what `lilo serve` starts; `memory`, which this package brings, trains nothing real."""
+
 
 class Device(BaseModel):
     """One CUDA device."""
@@ -109,8 +112,8 @@ def probe(timeout_s: float = PROBE_TIMEOUT_S) -> Probed:
 def obstacles(definition: Definition, machine: Machine) -> list[str]:
     """Why this definition would not run on this machine; empty if it would."""
     found: list[str] = []
-    if not machine.working("lilo.backends"):
-        found.append("no trainer is installed")
+    if TRAINER not in machine.working("lilo.backends"):
+        found.append(f"the trainer {TRAINER!r} is not installed")
     if definition.sampler.engine not in machine.working("lilo.samplers"):
         found.append(f"the sampling engine {definition.sampler.engine!r} is not installed")
     topology, num_devices = definition.topology, len(machine.torch.devices)
