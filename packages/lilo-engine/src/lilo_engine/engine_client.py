@@ -9,7 +9,6 @@ from lilo_engine.commands.command import BackendInfo, Health
 from lilo_engine.operations.operation import CreateModel, ModelId, Operation, RequestId
 from lilo_engine.operations.result import FutureState
 
-
 Phase: TypeAlias = Literal["starting", "serving", "restarting", "draining", "stopped"]
 
 

@@ -182,7 +182,12 @@ class MemoryBackend:
         return adapter
 
     def _run_item(self, batch: Batch, item: WorkItem) -> Output:
-        adapter = self._adapter(item.model_id)
+        adapter = self._adapters.get(item.model_id)
+        if adapter is None:
+            return Output(
+                operation_id=item.operation_id,
+                error=f"{item.model_id} is not resident in this trainer",
+            )
         gradients = np.zeros_like(adapter.gradients)
         logprobs: list[Tensor] = []
         total = 0.0
