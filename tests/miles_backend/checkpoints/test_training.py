@@ -16,7 +16,7 @@ import torch.distributed.checkpoint as dcp
 from lilo_engine.errors import CommandFailed, InvalidRequest, NotFound
 from lilo_engine.operations.reference import CheckpointRef
 from lilo_miles_backend.checkpoints import load_training, persist_sampler, persist_training, spec_of
-from lilo_volume import SoloGroup, begin, catalogue, open_named
+from lilo_volume import Attempt, SoloGroup, begin, catalogue, open_named
 from lilo_volume.testing import run_ranks
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
 
@@ -112,6 +112,20 @@ def test_several_ranks_share_the_writing_and_one_rank_reads_it(volume, state):
     shards = {e.path for e in found.manifest.files if e.path.endswith(".distcp")}
     assert len(shards) > 1
     assert_equal_states(state, load_training(volume, REF))
+
+
+def test_a_rank_that_cannot_write_fails_all_and_nothing_is_published(volume, state, monkeypatch):
+    def create(self, file_name):
+        if file_name.startswith("__1_"):
+            raise OSError(28, "No space left on device")
+        return whole(self, file_name)
+
+    whole = Attempt.create
+    monkeypatch.setattr(Attempt, "create", create)
+    outcomes = run_ranks(3, lambda group: persist_training(volume, group, state, destination()))
+    assert [type(outcome) for outcome in outcomes] == [CommandFailed] * 3
+    assert all("rank 1" in str(outcome) for outcome in outcomes)
+    assert volume.list_committed("") == []
 
 
 def test_a_taken_name_is_the_users_error_and_overwriting_replaces(volume, state):

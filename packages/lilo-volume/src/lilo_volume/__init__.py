@@ -8,6 +8,7 @@ cannot be verified is said, never passed.
 The core needs nothing but the standard library.
 """
 
+from lilo_volume.agreement import decided_by_rank_zero, done_by_every_rank
 from lilo_volume.attempt import Attempt, begin
 from lilo_volume.catalogue import Leftover, Survey, catalogue, remove, remove_named, survey
 from lilo_volume.checkpoint import Checkpoint
@@ -76,6 +77,8 @@ __all__ = [
     "VolumeUnavailable",
     "begin",
     "catalogue",
+    "decided_by_rank_zero",
+    "done_by_every_rank",
     "latest",
     "open_named",
     "remove",

@@ -26,17 +26,39 @@ def decided_by_rank_zero(
     outcome: tuple[T | None, VolumeError | None] | None = None
     cause: BaseException | None = None
     if group.rank == 0:
-        try:
-            outcome = (action(), None)
-        except VolumeError as error:
-            outcome = (None, error)
-        except Exception as error:
-            cause = error
-            text = f"{type(error).__name__}: {error}"
-            outcome = (None, RankFailed(label, 0, node, text))
+        value, failure, cause = _attempted(action, group, label, node)
+        outcome = (value, failure)
     value, failure = group.broadcast(outcome, timeout_s=timeout_s, step=step)
-    if failure is None:
-        return cast("T", value)
-    if cause is not None:
+    if failure is not None:
         raise failure from cause
-    raise failure
+    return cast("T", value)
+
+
+def done_by_every_rank(
+    group: Group, action: Callable[[], T], *, label: str, node: str, timeout_s: float, step: str
+) -> list[T]:
+    """Run `action` on every rank and return all values, in rank order, on every rank.
+
+    Raises:
+        VolumeError: the error of the lowest rank that had one, on every rank; one that is not ours becomes
+            `RankFailed`, which names the rank.
+        GroupTimeout: a rank did not come.
+    """
+    value, failure, cause = _attempted(action, group, label, node)
+    outcomes = group.all_gather((value, failure), timeout_s=timeout_s, step=step)
+    for rank, (_, error) in enumerate(outcomes):
+        if error is not None:
+            raise error from (cause if rank == group.rank else None)
+    return [cast("T", value) for value, _ in outcomes]
+
+
+def _attempted(
+    action: Callable[[], T], group: Group, label: str, node: str
+) -> tuple[T | None, VolumeError | None, BaseException | None]:
+    """Value, error to share, and what it was made from."""
+    try:
+        return action(), None, None
+    except VolumeError as error:
+        return None, error, error.__cause__
+    except Exception as error:
+        return None, RankFailed(label, group.rank, node, f"{type(error).__name__}: {error}"), error

@@ -152,6 +152,16 @@ class Attempt:
         return self._publisher.volume.local_path(attempt_folder(self.publication))
 
     @property
+    def label(self) -> str:
+        """Collection, kind and name, for messages."""
+        return label_of(self.publication)
+
+    @property
+    def node(self) -> str:
+        """Which node this rank is on."""
+        return self._publisher.nodes[self._publisher.group.rank]
+
+    @property
     def timeout_s(self) -> float:
         """Limit of each wait for other ranks."""
         return self._publisher.timeout_s

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from lilo_volume import Attempt, Group
+from lilo_volume import Attempt, Group, decided_by_rank_zero, done_by_every_rank
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import (
     CURRENT_DCP_VERSION,
@@ -88,25 +88,35 @@ def save_state_dict(attempt: Attempt, group: Group, state: STATE_DICT_TYPE) -> s
     """Write `state` (tensors by name; on every rank the same names, whole or sharded) into `attempt`.
 
     Returns on rank 0 the files that were written over all ranks, None on others.
+
+    Raises:
+        VolumeError: a rank could not plan or write; the same on every rank.
     """
-    timeout_s = attempt.timeout_s
+    limits = {"label": attempt.label, "node": attempt.node, "timeout_s": attempt.timeout_s}
     # The names are flat already; letting the planner look for nested ones costs a fifth of a small save.
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     writer = AttemptWriter(attempt, group.rank)
-    planner.set_up_planner(state, writer.storage_meta(), group.rank == 0)
-    local = planner.create_local_plan()
-    plans = group.all_gather(local, timeout_s=timeout_s, step="plan checkpoint")
-    metadata: Metadata | None = None
-    central: list[SavePlan] | None = None
-    if group.rank == 0:
-        central, metadata = planner.create_global_plan(plans)
-    central = group.broadcast(central, timeout_s=timeout_s, step="share plan")
-    written = writer.write_data(planner.finish_plan(central[group.rank]), planner).wait()
-    results = group.all_gather(written, timeout_s=timeout_s, step="write shards")
-    if metadata is None:
+    metadata: list[Metadata] = []
+
+    def plan() -> SavePlan:
+        planner.set_up_planner(state, writer.storage_meta(), group.rank == 0)
+        return planner.create_local_plan()
+
+    def share_out() -> list[SavePlan]:
+        central, found = planner.create_global_plan(plans)
+        metadata.append(found)
+        return central
+
+    def write() -> list[WriteResult]:
+        return writer.write_data(planner.finish_plan(central[group.rank]), planner).wait()
+
+    plans = done_by_every_rank(group, plan, step="plan checkpoint", **limits)
+    central = decided_by_rank_zero(group, share_out, step="share plan", **limits)
+    results = done_by_every_rank(group, write, step="write shards", **limits)
+    if not metadata:
         return None
-    writer.finish(metadata, results)
-    return expected_files(metadata)
+    writer.finish(metadata[0], results)
+    return expected_files(metadata[0])
 
 
 def expected_files(metadata: Metadata) -> set[str]:

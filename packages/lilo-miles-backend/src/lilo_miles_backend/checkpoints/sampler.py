@@ -34,11 +34,11 @@ def persist_sampler(
         InvalidRequest: the name is taken and `destination.overwrite` is not set.
         CommandFailed: the adapter is empty or not whole, or it could not be published.
     """
-    tensors, config = peft_tensors(state), peft_config(state)
 
     def write(attempt: Attempt) -> set[str] | None:
         if group.rank != 0:
             return None
+        tensors, config = peft_tensors(state), peft_config(state)
         with attempt.create(ADAPTER_NAME) as file:
             file.write(save(tensors, metadata={"format": "pt"}))
         with attempt.create(CONFIG_NAME) as file:
