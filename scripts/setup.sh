@@ -5,7 +5,7 @@
 #
 # Done already (same lock, same projects, same choices below): returns within a fraction of a second.
 # Choices, by environment variable:
-#   PYTHON            interpreter for .venv             (default: the first of python3, python3.12, ... that is new enough)
+#   PYTHON            interpreter for .venv             (default: python3, or another that is 3.11 or 3.12, else newer)
 #   TORCH_SPEC        what pip is asked for             (default: torch==2.13.0)
 #   TORCH_INDEX_URL   package index for torch alone     (default: whatever pip is set up to use)
 #
@@ -29,6 +29,7 @@ fingerprint() {
 }
 
 new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
+tested() { "$1" -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null; }
 
 find_python() {
   if [ -n "${PYTHON:-}" ]; then
@@ -37,7 +38,14 @@ find_python() {
     return
   fi
   local candidate
-  for candidate in python3 python3.12 python3.11 python3.13 python; do
+  # Tested versions first: a python3 that is newer than them gives way to one of them, if there is one.
+  for candidate in python3 python3.12 python3.11; do
+    if tested "$candidate"; then
+      echo "$candidate"
+      return
+    fi
+  done
+  for candidate in python3 python3.13 python3.14 python; do
     if new_enough "$candidate"; then
       echo "$candidate"
       return
