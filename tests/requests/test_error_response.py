@@ -1,0 +1,39 @@
+"""The one table from errors to HTTP."""
+
+from __future__ import annotations
+
+import json
+
+from lilo_engine import errors
+from lilo_engine.requests.error_response import error_response, status_of
+
+
+def every_error() -> list[type[errors.LiloError]]:
+    found, open_ = [], [errors.LiloError]
+    while open_:
+        found.append(kind := open_.pop())
+        open_.extend(kind.__subclasses__())
+    return [kind for kind in found if kind.__module__ == errors.__name__]
+
+
+def test_users_mistakes_are_4xx_and_ours_are_not_400():
+    for kind in every_error():
+        status = status_of(kind("words"))
+        if issubclass(kind, errors.UserError):
+            assert 400 <= status < 500, kind
+        else:
+            assert status in (429, 500, 503), kind
+
+
+def test_409_is_never_sent_because_the_sdk_repeats_it():
+    assert 409 not in {status_of(kind("words")) for kind in every_error()}
+
+
+def test_a_body_has_the_words_the_kind_and_its_length():
+    response = error_response(errors.Gone("it ended"))
+    assert json.loads(response.body) == {"detail": "it ended", "kind": "gone"}
+    assert int(response.headers["content-length"]) == len(response.body)
+
+
+def test_an_error_without_words_still_has_a_body():
+    assert json.loads(error_response(errors.InvalidRequest("")).body)["detail"]
