@@ -71,7 +71,10 @@ def tiny_server() -> Iterator[LocalServer]:
         tempfile.TemporaryDirectory(prefix="lilo-proof-") as folder,
         LocalServer("tiny", Path(folder)) as server,
     ):
-        yield server
+        try:
+            yield server
+        finally:
+            print(server.output, file=sys.stderr)
 
 
 def connect(server: LocalServer) -> tinker.ServiceClient:

@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import psutil
+import tinker
 from _proof import (
     LIMIT_S,
     Proof,
@@ -108,7 +109,7 @@ def delete_records(proof: Proof, server: LocalServer) -> None:
     )
     server.start()
     with connect(server) as service:
-        listed = service.create_rest_client().list_user_checkpoints().result().checkpoints
+        listed = _rest(server).list_user_checkpoints().result().checkpoints
         paths = [checkpoint.tinker_path for checkpoint in listed]
         proof.figure("training state listed again", paths, f"has {path}", path in paths)
         proof.figure("sampler weights listed again", paths, f"has {adapter}", adapter in paths)
@@ -119,6 +120,10 @@ def delete_records(proof: Proof, server: LocalServer) -> None:
         sampler = sampler.result() if hasattr(sampler, "result") else sampler
         error, _ = outcome(lambda: sampler.compute_logprobs(data[0].model_input))
         proof.figure("sampler weights load again", error, "no error", error is None)
+
+
+def _rest(server: LocalServer) -> tinker.RestClient:
+    return tinker.RestClient(base_url=server.base_url, api_key=server.api_key)
 
 
 def _until(true: Any, limit_s: float) -> None:

@@ -18,6 +18,7 @@ from _proof import (
     tiny_server,
     tokens,
 )
+from lilo_engine.demo.server import LocalServer
 from tinker import types
 
 DATA = [datum(tokens(index, 20 + 7 * index)) for index in range(4)]
@@ -38,12 +39,13 @@ def main() -> None:
         resumed,
         sampled,
         trainer_and_sampler_agree,
-        rest,
     )
     with tiny_server() as server, connect(server) as service:
         for part in parts:
             with proof.part(part.__name__):
                 part(proof, service)
+        with proof.part("rest"):
+            rest(proof, service, server)
     proof.end()
 
 
@@ -261,14 +263,14 @@ def trainer_and_sampler_agree(proof: Proof, service: tinker.ServiceClient) -> No
     proof.equal("a snapshot stays as it was while training goes on", same, True)
 
 
-def rest(proof: Proof, service: tinker.ServiceClient) -> None:
+def rest(proof: Proof, service: tinker.ServiceClient, server: LocalServer) -> None:
     """Runs and checkpoints: list, get, delete."""
     client = new_client(service, 11, user_metadata={"who": "proof"})
     step(client, DATA)
     state = client.save_state("listed", user_metadata={"step": "1"}).result().path
     adapter = client.save_weights_for_sampler("listed").result().path
     run = state.removeprefix("tinker://").split("/")[0]
-    client_of = service.create_rest_client()
+    client_of = tinker.RestClient(base_url=server.base_url, api_key=server.api_key)
     runs = [
         entry.training_run_id for entry in client_of.list_training_runs().result().training_runs
     ]
