@@ -1,0 +1,131 @@
+"""What ends by itself, with time as an argument."""
+
+from __future__ import annotations
+
+import pytest
+from lilo_engine.control.sessions import NewSession
+from lilo_engine.control.sweeper import Sweeper, SweepSettings, end_session
+from lilo_engine.errors import Gone, NotFound
+from lilo_engine.operations.reference import CheckpointRef
+
+from tests.control.conftest import Unloads
+
+pytestmark = pytest.mark.anyio
+
+SETTINGS = SweepSettings(session_idle_s=300, unnamed_versions=2)
+
+
+def sweeper(plane, engine: Unloads, in_use: set[str] | None = None) -> Sweeper:
+    return Sweeper(plane.control, engine, SETTINGS, lambda: in_use or set())
+
+
+async def test_a_silent_session_ends_with_its_models_and_a_live_one_does_not(plane):
+    sessions, engine = plane.control.sessions, Unloads()
+    silent = await sessions.create(NewSession(), plane.now_s)
+    live = await sessions.create(NewSession(), plane.now_s)
+    gone, kept = await plane.run(silent), await plane.run(live)
+    sessions.touch(live, plane.now_s + 290)
+    await sweeper(plane, engine).sweep(plane.now_s + 301)
+    assert engine.unloaded == [gone]
+    assert kept not in engine.unloaded
+    sessions.touch(live, plane.now_s + 302)
+    with pytest.raises(Gone):
+        sessions.touch(silent, plane.now_s + 302)
+
+
+async def test_a_session_just_under_the_limit_lives_on(plane):
+    session_id = await plane.control.sessions.create(NewSession(), plane.now_s)
+    await sweeper(plane, Unloads()).sweep(plane.now_s + 300)
+    plane.control.sessions.touch(session_id, plane.now_s + 300)
+
+
+async def test_the_first_reason_for_an_end_wins(plane):
+    engine = Unloads()
+    session_id = await plane.control.sessions.create(NewSession(), plane.now_s)
+    await plane.run(session_id)
+    for reason in ("first", "second"):
+        await end_session(plane.control, engine, session_id, reason, plane.now_s)
+    assert (await plane.control.sessions.get(session_id)).end_reason == "first"
+    assert len(engine.unloaded) == 1
+
+
+async def test_ending_goes_on_when_the_engine_does_not_know_a_model(plane):
+    session_id = await plane.control.sessions.create(NewSession(), plane.now_s)
+    first, second = await plane.run(session_id, 0), await plane.run(session_id, 1)
+    engine = Unloads(unknown=(first,))
+    await end_session(plane.control, engine, session_id, "over", plane.now_s)
+    assert engine.unloaded == [second]
+
+
+async def test_sessions_survive_a_restart_and_ended_ones_stay_ended(plane):
+    alive = await plane.control.sessions.create(NewSession(), plane.now_s)
+    over = await plane.control.sessions.create(NewSession(), plane.now_s)
+    await plane.control.sessions.end(over, "finished", plane.now_s)
+    control = plane.reopened()
+    control.sessions.touch(alive, plane.now_s)
+    with pytest.raises(Gone):
+        control.sessions.touch(over, plane.now_s)
+    with pytest.raises(NotFound):
+        control.sessions.touch("nobody", plane.now_s)
+
+
+async def test_a_checkpoint_ends_with_its_lifetime(plane):
+    model_id = await plane.run("s")
+    await plane.save(model_id, "short", ttl_s=3600)
+    await plane.save(model_id, "long")
+    await sweeper(plane, Unloads()).sweep(plane.now_s + 3599)
+    assert len(await plane.control.checkpoints.of_run(model_id)) == 2
+    await sweeper(plane, Unloads()).sweep(plane.now_s + 3600)
+    assert [e.ref.name for e in await plane.control.checkpoints.of_run(model_id)] == ["long"]
+
+
+async def test_the_newest_unnamed_snapshots_are_kept_and_older_ones_answer_gone(plane):
+    model_id = await plane.run("s")
+    for number in range(4):
+        await plane.snapshot(model_id, f"ephemeral-{number}", f"s:sample:{number}")
+    await plane.snapshot(model_id, "named", None)
+    sessions = plane.control.sampling_sessions
+    assert await sessions.target("s:sample:0") is not None
+    await sweeper(plane, Unloads()).sweep(plane.now_s)
+    for number in (0, 1):
+        with pytest.raises(Gone):
+            await sessions.target(f"s:sample:{number}")
+    for number in (2, 3):
+        assert await sessions.target(f"s:sample:{number}") is not None
+    assert [e.ref.name for e in await plane.control.checkpoints.of_run(model_id)] == ["named"]
+
+
+async def test_an_old_snapshot_in_use_is_kept_until_it_is_free(plane):
+    model_id = await plane.run("s")
+    for number in range(3):
+        await plane.snapshot(model_id, f"ephemeral-{number}", f"s:sample:{number}")
+    oldest = await plane.control.sampling_sessions.target("s:sample:0")
+    await sweeper(plane, Unloads(), {oldest.name}).sweep(plane.now_s)
+    assert await plane.control.sampling_sessions.target("s:sample:0") == oldest
+    await sweeper(plane, Unloads()).sweep(plane.now_s)
+    with pytest.raises(Gone):
+        await plane.control.sampling_sessions.target("s:sample:0")
+
+
+async def test_a_client_on_a_name_that_was_saved_again_is_told_so(plane):
+    model_id = await plane.run("s")
+    await plane.snapshot(model_id, "ephemeral-1", "s:sample:0")
+    assert await plane.control.sampling_sessions.target("s:sample:0") is not None
+    await plane.snapshot(model_id, "ephemeral-1", None)
+    with pytest.raises(Gone):
+        await plane.control.sampling_sessions.target("s:sample:0")
+
+
+async def test_inflight_clients_move_to_the_newest_snapshot(plane):
+    model_id = await plane.run("s")
+    await plane.snapshot(model_id, "inflight-1", "s:sample:0")
+    first = await plane.control.sampling_sessions.target("s:sample:0")
+    await plane.snapshot(model_id, "inflight-2", "s:sample:1")
+    moved = await plane.control.sampling_sessions.target("s:sample:0")
+    assert moved != first
+    assert moved == await plane.control.sampling_sessions.target("s:sample:1")
+    plane.reopened()
+    assert await plane.control.sampling_sessions.target("s:sample:0") == moved
+    assert plane.control.sampling_sessions.get("s:sample:0").ref == CheckpointRef(
+        run_id=model_id, kind="sampler_weights", name="inflight-2"
+    )
