@@ -224,6 +224,30 @@ async def test_scoring_is_not_held_up_by_full_rows(definition):
         await engine.close()
 
 
+async def test_a_request_of_many_samples_leaves_rows_for_others(definition):
+    narrow = definition.model_copy(
+        update={"sampler": definition.sampler.model_copy(update={"sequences": 4})}
+    )
+    engine = EmbeddedSampler(SamplerConfig(definition=narrow))
+    finished = []
+
+    async def run(name, **keywords):
+        await engine.sample(request(request_id=name, **keywords))
+        finished.append(name)
+
+    try:
+        with anyio.fail_after(30):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(lambda: run("many", n=40, max_tokens=50))
+                while not (await engine.health()).running:
+                    await anyio.lowlevel.checkpoint()
+                tasks.start_soon(lambda: run("few", n=2, max_tokens=50))
+                tasks.start_soon(lambda: run("score", max_tokens=1, prompt_logprobs=True))
+        assert finished == ["score", "few", "many"]
+    finally:
+        await engine.close()
+
+
 async def test_a_long_prompt_is_computed_in_pieces_with_the_same_numbers(
     sampler, reference, monkeypatch
 ):

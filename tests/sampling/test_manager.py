@@ -10,10 +10,12 @@ import anyio
 import pytest
 from lilo_engine.errors import Gone, InvalidRequest, NotFound, Saturated, ServerError, Unavailable
 from lilo_engine.operations.result import Failed, Pending
+from lilo_engine.sampling.engine import SamplerHealth
 from lilo_engine.sampling.futures import Sampled
 from lilo_engine.sampling.launcher import MemorySamplerLauncher, ProcessSamplerLauncher
 from lilo_engine.sampling.manager import SamplingManager
 from lilo_engine.sampling.residents import AdapterVersion
+from lilo_engine.sampling.supervisor import Supervisor
 
 from tests.sampling.words import all_tokens, floats, request
 
@@ -261,6 +263,68 @@ async def test_after_a_lost_engine_later_requests_are_served_with_their_adapters
         assert all_tokens(after.result) == all_tokens(before.result)
         assert launcher.launches == 2
         assert (await manager.state()).last_failure == "pulled the plug"
+
+
+class Stuck:
+    """An engine that stops answering, or stops getting on, and its launcher."""
+
+    def __init__(self, definition, *, answers: bool):
+        self.launches = 0
+        self.answers = answers
+        self.definition = definition
+
+    @asynccontextmanager
+    async def launch(self):
+        self.launches += 1
+        async with MemorySamplerLauncher(self.definition).launch() as running:
+            if self.launches == 1:
+                running.engine.health = self.health
+            yield running
+
+    async def health(self):
+        if not self.answers:
+            await anyio.sleep_forever()
+        return SamplerHealth(running=1, waiting=0, generated_tokens=0, age_s=1e6)
+
+
+@pytest.mark.parametrize("answers", [True, False])
+async def test_an_engine_without_progress_is_replaced(definition, answers):
+    launcher = Stuck(definition, answers=answers)
+    supervisor = Supervisor(
+        definition=definition, launcher=launcher, health_every_s=0.0, health_within_s=0.05
+    )
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(supervisor.run)
+            while launcher.launches < 2:
+                await anyio.lowlevel.checkpoint()
+            await supervisor.engine_is_there()
+            assert supervisor.last_failure
+            tasks.cancel_scope.cancel()
+
+
+async def test_more_adapters_than_fit_each_answer_with_their_own_weights(
+    definition, adapters, tmp_path
+):
+    small = with_sampler(definition, max_adapters=2)
+    launcher = ProcessSamplerLauncher(definition=small, log_file=tmp_path / "sampler.log")
+    names = list(adapters)
+    scores: dict[str, set[tuple[float, ...]]] = {name: set() for name in names}
+
+    async def one(manager, seq_id):
+        name = names[seq_id % len(names)]
+        version = AdapterVersion(name=name, folder=adapters[name])
+        state = await answer(manager, seq_id, adapter=version, max_tokens=2, prompt_logprobs=True)
+        values = floats(state.result.prompt_logprobs)[1:]
+        scores[name].add(tuple(round(float(value), 3) for value in values))
+
+    async with running(small, launcher) as manager:
+        async with anyio.create_task_group() as tasks:
+            for seq_id in range(40):
+                tasks.start_soon(one, manager, seq_id)
+        assert len((await manager.state()).loaded_adapters) <= 2
+    assert [len(scores[name]) for name in names] == [1] * len(names)
+    assert len(set.union(*scores.values())) == len(names)
 
 
 async def test_without_a_running_manager_submission_is_unavailable(definition):

@@ -43,12 +43,28 @@ class Serving:
 class Supervisor:
     """Launches engines one after the other."""
 
-    def __init__(self, *, definition: Definition, launcher: SamplerLauncher) -> None:
-        """Start nothing; `run` does."""
+    def __init__(
+        self,
+        *,
+        definition: Definition,
+        launcher: SamplerLauncher,
+        health_every_s: float = _HEALTH_EVERY_S,
+        health_within_s: float = _HEALTH_WITHIN_S,
+    ) -> None:
+        """Start nothing; `run` does.
+
+        Args:
+            definition: its start-up and command limits are kept.
+            launcher: how an engine is started.
+            health_every_s: pause between two looks at a running engine.
+            health_within_s: for its answer.
+        """
         self.launches = 0
         self.last_failure: str | None = None
         self._definition = definition
         self._launcher = launcher
+        self._health_every_s = health_every_s
+        self._health_within_s = health_within_s
         self._serving: Serving | None = None
         self._changed = anyio.Event()
 
@@ -123,9 +139,9 @@ class Supervisor:
         """Return when the engine has work and makes no progress, or does not answer."""
         limit_s = self._definition.limits.command_timeout_s
         while True:
-            await anyio.sleep(_HEALTH_EVERY_S)
+            await anyio.sleep(self._health_every_s)
             health: SamplerHealth | None = None
-            with anyio.move_on_after(_HEALTH_WITHIN_S):
+            with anyio.move_on_after(self._health_within_s):
                 health = await engine.health()
             if health is None:
                 return (

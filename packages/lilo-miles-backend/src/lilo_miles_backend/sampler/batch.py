@@ -3,8 +3,8 @@
     waiting jobs -> prefill (own cache) -> ready jobs -> live rows -> answers
 
 A step computes one piece of prefill, gives free rows to samples of ready jobs, and draws one token for every live row.
-All samples of a job start from one prefill; a job with more samples than there are rows is served in waves, in between
-other jobs. Nothing here knows threads, bytes or names: `worker.py` calls it from the torch thread.
+All samples of a job start from one prefill; a job with more samples than there are rows is served in waves, while
+others get their share of the rows. Nothing here knows threads, bytes or names: `worker.py` calls it from the torch thread.
 
 Invariant: live row i is row i of the cache. When a row ends, the last one moves into its place.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +28,9 @@ from lilo_miles_backend.sampler.sequence import Job, Sequence
 _KEEP_IDLE_BYTES = 64 * 2**20
 """Cache that an idle sampler keeps, to be quick when work comes."""
 
+_MAX_READY = 16
+"""Jobs with computed prompts that wait for rows; each holds the cache of its prompt."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -39,6 +42,11 @@ class _Ready:
     prefill: Prefill
     row: int
     started: int = 0
+
+    @property
+    def left(self) -> int:
+        """Samples that have not started."""
+        return len(self.job.sequences) - self.started
 
 
 class Batch:
@@ -111,7 +119,7 @@ class Batch:
     def _advance_prefill(self) -> None:
         """Compute a piece; a failing group is tried again one job at a time, so that one cannot fail others."""
         if self._prefill is None:
-            if not self._waiting or self._ready:
+            if not self._waiting or len(self._ready) >= _MAX_READY:
                 return
             self._prefill = Prefill(self._model, take_group(self._waiting, self._max_rows))
         prefill = self._prefill
@@ -143,19 +151,21 @@ class Batch:
     # ---- admission
 
     def _start_samples(self) -> None:
-        """Give free rows to ready jobs in order; what ends with its first token needs no row."""
-        while self._ready:
-            ready = self._ready[0]
-            left = len(ready.job.sequences) - ready.started
-            free = self._max_rows - len(self._live)
-            count = left if ready.job.max_new <= 1 else min(left, free)
-            if count == 0 and left:
-                return
+        """Give free rows to ready jobs; a job that has more samples to start goes to the end of the queue."""
+        shares = _shares(self._ready, self._max_rows - len(self._live))
+        unfinished: list[_Ready] = []
+        for ready, count in shares:
+            self._ready.remove(ready)
             begin = ready.started
             ready.started += count
-            self._start(ready, ready.job.sequences[begin : begin + count])
-            if ready.started == len(ready.job.sequences) or ready.job.settled:
-                self._ready.popleft()
+            try:
+                self._start(ready, ready.job.sequences[begin : ready.started])
+            except Exception as error:  # no memory for its rows, say: it alone fails
+                _log.exception("starting %s failed", ready.job.request.request_id)
+                ready.job.fail(CommandFailed(f"the sampler failed to start this request: {error}"))
+            if ready.left and not ready.job.settled:
+                unfinished.append(ready)
+        self._ready.extend(unfinished)
 
     def _start(self, ready: _Ready, sequences: list[Sequence]) -> None:
         """Draw the first token of these samples and make rows of those that go on."""
@@ -220,3 +230,23 @@ class Batch:
                 self._cache.copy_from(self._cache, len(self._live), row, last.next_position)
                 self._live[row] = last
         self._ready = deque(ready for ready in self._ready if not ready.job.settled)
+
+
+def _shares(ready: Iterable[_Ready], free: int) -> list[tuple[_Ready, int]]:
+    """How many samples each ready job starts now: equal shares of the free rows, in order.
+
+    What ends with its first token, or has none, needs no row.
+    """
+    shares = {id(entry): 0 for entry in ready}
+    hungry: list[_Ready] = []
+    for entry in ready:
+        if entry.job.max_new <= 1:
+            shares[id(entry)] = entry.left
+        else:
+            hungry.append(entry)
+    while free and hungry:
+        for entry in hungry[:free]:
+            shares[id(entry)] += 1
+            free -= 1
+        hungry = [entry for entry in hungry if shares[id(entry)] < entry.left]
+    return [(entry, shares[id(entry)]) for entry in ready if shares[id(entry)]]
