@@ -1,7 +1,7 @@
-"""Attention, RMSNorm and rotary embedding: our modules that Megatron builds in place of its own.
+"""Attention and rotary embedding: our modules that Megatron builds in place of its own.
 
 The stock ones need CUDA or TransformerEngine. They enter through `ModuleSpec` (`model.py`), so that everything
-around them stays Megatron's.
+around them stays Megatron's. Norms and the gated activation are in `elementwise.py`.
 
 Shapes: S tokens of a row, B rows, H query heads, G key/value heads, D head size.
 """
@@ -99,18 +99,3 @@ class CausalAttention(torch.nn.Module):
             enable_gqa=heads != key.shape[2],
         )
         return out_BHSD.permute(2, 0, 1, 3).reshape(length, rows, heads * size)
-
-
-class RMSNorm(torch.nn.Module):
-    """Root-mean-square norm (Zhang and Sennrich, arXiv:1910.07467) with a frozen weight."""
-
-    def __init__(
-        self, config: TransformerConfig, hidden_size: int, eps: float, **_: object
-    ) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
-        self._eps = eps
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalize the last axis."""
-        return F.rms_norm(x, (x.shape[-1],), self.weight, self._eps)

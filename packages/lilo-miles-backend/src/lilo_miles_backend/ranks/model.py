@@ -18,8 +18,9 @@ from lilo_definitions import Definition
 from lilo_engine.errors import InvalidRequest
 
 from lilo_miles_backend.ranks.adapter import Adapter
-from lilo_miles_backend.ranks.attention import CausalAttention, RMSNorm, Rotary
+from lilo_miles_backend.ranks.attention import CausalAttention, Rotary
 from lilo_miles_backend.ranks.device import Device
+from lilo_miles_backend.ranks.elementwise import RMSNorm, SwiGLU
 from lilo_miles_backend.ranks.lora import LoraLinear, LoraSite, lora_sites
 from lilo_miles_backend.ranks.megatron import (
     GPTModel,
@@ -136,6 +137,7 @@ def _config(shape: ModelShape, parallel: Parallel, dtype: torch.dtype) -> Transf
         qk_layernorm=True,
         gated_linear_unit=True,
         activation_func=F.silu,
+        use_te_activation_func=True,
         add_bias_linear=False,
         hidden_dropout=0.0,
         attention_dropout=0.0,
@@ -160,6 +162,8 @@ def _block_spec(num_layers: int, rotary: Rotary) -> TransformerBlockSubmodules:
     layer = get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm")
     parts = cast(Any, layer.submodules)
     parts.input_layernorm = parts.pre_mlp_layernorm = RMSNorm
+    # Megatron's name for "the MLP calls an activation module on the fused projection".
+    parts.mlp.submodules.activation_func = SwiGLU
     attention = parts.self_attention.submodules
     attention.q_layernorm = attention.k_layernorm = RMSNorm
 
