@@ -9,6 +9,7 @@ It is not the trainer (`commands/` reaches that), not the schedule (`schedule/` 
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import anyio
 from lilo_definitions import Definition
@@ -51,6 +52,8 @@ class Engine:
         self._supervisor = Supervisor(launcher)
         self._serving: Serving | None = None
         self._info: BackendInfo | None = None
+        self._last_health: tuple[Health, float] | None = None
+        """With the time at which it was told."""
         self._draining = anyio.Event()
         self._stopped = anyio.Event()
 
@@ -165,6 +168,7 @@ class Engine:
             cause = error.message
         finally:
             serving, self._serving, self._info = self._serving, None, None
+            self._last_health = None
             if serving is not None:
                 serving.idle.set()
                 useful = serving.num_slots_taken > 0
@@ -236,9 +240,15 @@ class Engine:
         if serving is None:
             return None
         try:
-            return await in_thread(serving.running.backend.health)
+            health = await in_thread(serving.running.backend.health)
         except LiloError:
-            return None
+            # A trainer too busy to answer has not made progress either: what is known grows older.
+            if self._last_health is None:
+                return None
+            health, seen_s = self._last_health
+            return replace(health, age_s=health.age_s + anyio.current_time() - seen_s)
+        self._last_health = (health, anyio.current_time())
+        return health
 
 
 def _same_creation(model: Model, mark: Fingerprint) -> RequestId:

@@ -34,8 +34,10 @@ class EngineClient(Protocol):
 
         Raises:
             NotFound, Gone: the model is unknown, or ended.
-            InvalidRequest: the number was used with another payload, or is below 1.
+            InvalidRequest: the number was used with another payload, or is below 1. An operation that is invalid in
+                itself is accepted and becomes a failed future, so that it uses up its number.
             Saturated: too many operations of this model wait.
+            Unavailable: the engine is draining or has stopped.
         """
         ...
 
@@ -48,7 +50,15 @@ class EngineClient(Protocol):
         ...
 
     async def create_model(self, request: CreateModel) -> RequestId:
-        """Make a model resident; the same request again gives the same id."""
+        """Make a model resident; the same request again gives the same id.
+
+        While the trainer restarts, the creation waits for it. Full slots are a failed future (Saturated).
+
+        Raises:
+            InvalidRequest: it could not be made here, or the id belongs to a model with other settings.
+            Gone: it was made, and ended.
+            Unavailable: the engine is draining or has stopped.
+        """
         ...
 
     async def unload(self, model_id: ModelId, reason: str) -> None:

@@ -17,7 +17,15 @@ from typing import Any, cast
 from lilo_definitions import Limits
 
 from lilo_engine.commands.backend import CaptureKind
-from lilo_engine.commands.bridge import CHANNEL_OF, CHANNELS, Channel, Command, Reply, command_limit
+from lilo_engine.commands.bridge import (
+    CHANNEL_OF,
+    CHANNELS,
+    HEALTH_LIMIT_S,
+    Channel,
+    Command,
+    Reply,
+    command_limit,
+)
 from lilo_engine.commands.command import (
     BackendInfo,
     Batch,
@@ -29,13 +37,13 @@ from lilo_engine.commands.command import (
 )
 from lilo_engine.commands.connection import Connection
 from lilo_engine.commands.frames import FrameError
-from lilo_engine.errors import BackendLost, LiloError
+from lilo_engine.errors import BackendLost, LiloError, Unavailable
 from lilo_engine.operations.operation import AdamParams, LoraSpec, ModelId
 from lilo_engine.operations.reference import CheckpointRef
 
 RELEASE_LIMIT_S = 1.0
 """A waiting thread was woken by the fence and gives its connection back at once."""
-CLOSE_LIMIT_S = 3.0
+CLOSE_LIMIT_S = 2.0
 """A trainer that cannot close by then is ended by signals."""
 
 
@@ -58,6 +66,8 @@ class BridgeClient:
         self._counts = {channel: len(streams[channel]) for channel in CHANNELS}
         self._fence = threading.Lock()
         self._cause: str | None = None
+        self._health_owed = False
+        """Whether an answer is still to come on the health connection."""
 
     @property
     def cause(self) -> str | None:
@@ -101,8 +111,29 @@ class BridgeClient:
         self._call("unload", model_id)
 
     def health(self) -> Health:
-        """Progress."""
-        return cast("Health", self._call("health"))
+        """Progress.
+
+        A late answer does not fence: asking changes nothing, and the answer is read when health is asked again.
+
+        Raises:
+            Unavailable: it did not answer within `HEALTH_LIMIT_S`.
+        """
+        if self._cause is not None:
+            raise BackendLost(self._cause)
+        try:
+            connection = self._free["health"].get(timeout=HEALTH_LIMIT_S)
+        except queue.Empty:
+            raise self._no_health() from None
+        try:
+            if self._health_owed:
+                self._receive_health(connection)
+            self._health_owed = True
+            connection.send(self._command("health"), HEALTH_LIMIT_S)
+            return self._receive_health(connection)
+        except (OSError, EOFError, FrameError) as error:
+            raise self._lost(f"the connection broke during health: {error}") from error
+        finally:
+            self._free["health"].put(connection)
 
     def close(self) -> None:
         """Ask the trainer to end, for at most `CLOSE_LIMIT_S`, then fence; one in mid-command is not asked."""
@@ -133,6 +164,19 @@ class BridgeClient:
             for connection in taken:
                 connection.close()
                 free.put(connection)
+
+    def _receive_health(self, connection: Connection) -> Health:
+        if not connection.wait_readable(HEALTH_LIMIT_S):
+            raise self._no_health()
+        answer = connection.receive(HEALTH_LIMIT_S)
+        self._health_owed = False
+        if isinstance(answer, Reply) and isinstance(answer.value, Health):
+            return answer.value
+        raise self._lost(f"it answered health with {answer!r:.200}")
+
+    @staticmethod
+    def _no_health() -> Unavailable:
+        return Unavailable(f"the trainer did not tell its progress within {HEALTH_LIMIT_S:g} s")
 
     def _call(self, method: str, *args: object, **kwargs: object) -> object:
         limit_s, words = command_limit(method, args, self._limits)

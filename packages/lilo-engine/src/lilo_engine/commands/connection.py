@@ -8,6 +8,7 @@ or a `FrameError`; after either, the stream is out of step and must be closed.
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 import time
@@ -54,6 +55,12 @@ class Connection:
         if length > frames.MAX_FRAME_BYTES:
             raise frames.FrameError(f"a frame of {length} bytes is over {frames.MAX_FRAME_BYTES}")
         return frames.decode(self._read(length, deadline))
+
+    def wait_readable(self, limit_s: float) -> bool:
+        """Whether something has come within `limit_s`; nothing of it is read."""
+        poller = select.poll()
+        poller.register(self._stream, select.POLLIN)
+        return bool(poller.poll(limit_s * 1000))
 
     def shutdown(self) -> None:
         """Wake whoever waits on it; they get an error. May be called from any thread, more than once."""

@@ -30,6 +30,9 @@ MAX_FRAME_BYTES = 2**31
 _MAGIC = b"LILO"
 _START = struct.Struct("<4sI")
 
+_LEAVES = frozenset((type(None), bool, int, float, str))
+_NESTED = frozenset((list, dict))
+
 _classes: dict[str, type[Any]] = {}
 _fields: dict[type[Any], tuple[str, tuple[str, ...]]] = {}
 _errors: dict[str, type[LiloError]] = {}
@@ -119,13 +122,14 @@ def _cut(view: memoryview, start: int, lengths: list[int]) -> list[bytes]:
 
 
 def _pack(value: object, buffers: list[bytes]) -> object:
-    """JSON form of a value; its buffers are appended to `buffers`."""
-    if value is None or isinstance(value, bool | int | float | str):
+    """JSON form of a value; its buffers are appended to `buffers`. Exact types first: a batch has thousands."""
+    kind = type(value)
+    if kind in _LEAVES:
         return value
-    if isinstance(value, bytes | bytearray | memoryview):
+    if kind is bytes:
         buffers.append(cast("bytes", value))
         return ["b", len(buffers) - 1]
-    known = _fields.get(type(value))
+    known = _fields.get(kind)
     if known is not None:
         name, names = known
         return ["d", name, *[_pack(getattr(value, field), buffers) for field in names]]
@@ -145,6 +149,12 @@ def _pack_container(value: object, buffers: list[bytes]) -> object:
         return packed
     if isinstance(value, LiloError):
         return ["e", value.kind, value.message]
+    if isinstance(value, bytearray | memoryview):
+        buffers.append(bytes(cast("memoryview[int]", value)))
+        return ["b", len(buffers) - 1]
+    if isinstance(value, int | float | str):
+        # A subclass, as numpy's float64 is: what is in it travels, its class does not.
+        return value
     raise FrameError(
         f"{type(value).__name__} cannot be in a frame; register it if it is a frozen dataclass"
     )
@@ -187,7 +197,7 @@ def _build(packed: list[Any], buffers: list[bytes]) -> object:
             f"{packed[1]} has {len(names)} fields here and {len(packed) - 2} in the frame; "
             "both sides must run the same version"
         )
-    values = [_unpack(item, buffers) for item in packed[2:]]
+    values = [_unpack(item, buffers) if type(item) in _NESTED else item for item in packed[2:]]
     return cls(**dict(zip(names, values, strict=True)))
 
 

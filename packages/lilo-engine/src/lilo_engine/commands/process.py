@@ -25,7 +25,7 @@ LOG_TAIL_LINES = 12
 """Lines of the log that an error quotes: the end of a Python traceback fits."""
 LEAVE_LIMIT_S = 2.0
 """From the end of its standard input until SIGTERM."""
-TERMINATE_LIMIT_S = 3.0
+TERMINATE_LIMIT_S = 2.0
 """From SIGTERM until SIGKILL."""
 KILL_LIMIT_S = 5.0
 """From SIGKILL until we stop waiting: only a process stuck in the kernel takes longer."""
