@@ -7,11 +7,9 @@ Every rank calls `begin` and then exactly one of `publish` and `abandon`; if one
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -23,6 +21,7 @@ from lilo_volume.digest import DEFAULT, new_hasher
 from lilo_volume.errors import InvalidPath, NameTaken, PublishRefused, VolumeError
 from lilo_volume.files import DigestingFile, flush_folder, make_folders
 from lilo_volume.group import Group
+from lilo_volume.log import warn
 from lilo_volume.manifest import (
     RECORD_NAME,
     FileEntry,
@@ -36,16 +35,8 @@ from lilo_volume.record import encode_record
 from lilo_volume.scan import scan
 from lilo_volume.volume import Volume
 
-_LOG = logging.getLogger(__name__)
 DEFAULT_TIMEOUT_S = 1800.0
 """For each collective: as long as the slowest rank may take to write its shards to slow storage."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Identity:
-    rank: int
-    world_size: int
-    node: str
 
 
 def begin(
@@ -84,45 +75,53 @@ def begin(
             f"digest algorithm {algorithm!r} is not available; use 'sha256', or install lilo-volume[fast]"
         )
     label = f"{collection}/{kind}/{name}"
-    me = _Identity(group.rank, group.world_size, node_id())
-    peers = group.all_gather(me, timeout_s=timeout_s, step="begin")
-    if [(p.rank, p.world_size) for p in peers] != [(r, len(peers)) for r in range(len(peers))]:
+    node = node_id()
+    peers = group.all_gather((group.rank, node), timeout_s=timeout_s, step="begin")
+    if [rank for rank, _ in peers] != list(range(group.world_size)):
         raise PublishRefused(
             f"checkpoint {label!r}: the ranks disagree about who they are: {peers}"
         )
 
-    def start() -> Publication:
-        if not overwrite and any(
-            found.published for found in scan(volume, name_folder(collection, kind, name))
-        ):
-            raise NameTaken(
-                f"checkpoint {label!r} exists; choose another name, or save with overwrite=True"
-            )
-        publication = Publication(
-            collection=collection, kind=kind, name=name, order=order, attempt=os.urandom(8).hex()
-        )
-        folder = volume.local_path(attempt_folder(publication))
-        changed.extend(make_folders(volume.root, attempt_folder(publication)))
-        record = encode_record(publication, len(peers), time.time_ns() // 1_000_000)
-        (folder / RECORD_NAME).write_bytes(record)
-        return publication
-
     changed: list[Path] = []
     step = on_step or _ignore
     step("begin")
+    wanted = Publication(
+        collection=collection, kind=kind, name=name, order=order, attempt=os.urandom(8).hex()
+    )
     publication = decided_by_rank_zero(
-        group, start, label=label, node=me.node, timeout_s=timeout_s, step="attempt"
+        group,
+        lambda: _open(volume, wanted, len(peers), overwrite=overwrite, changed=changed),
+        label=label,
+        node=node,
+        timeout_s=timeout_s,
+        step="attempt",
     )
     publisher = Publisher(
         volume=volume,
         group=group,
         publication=publication,
-        nodes=tuple(peer.node for peer in peers),
+        nodes=tuple(where for _, where in peers),
         overwrite=overwrite,
         timeout_s=timeout_s,
         on_step=step,
     )
     return Attempt(publisher, algorithm, changed)
+
+
+def _open(
+    volume: Volume, wanted: Publication, world_size: int, *, overwrite: bool, changed: list[Path]
+) -> Publication:
+    """Rank 0: make the folder and its record, unless the name is taken; `changed` gets the folders to flush."""
+    home = name_folder(wanted.collection, wanted.kind, wanted.name)
+    if not overwrite and any(found.published for found in scan(volume, home)):
+        raise NameTaken(
+            f"checkpoint {label_of(wanted)!r} exists; choose another name, or save with overwrite=True"
+        )
+    folder = attempt_folder(wanted)
+    changed.extend(make_folders(volume.root, folder))
+    record = encode_record(wanted, world_size, time.time_ns() // 1_000_000)
+    volume.local_path(f"{folder}/{RECORD_NAME}").write_bytes(record)
+    return wanted
 
 
 def _ignore(step: str) -> None:
@@ -240,7 +239,7 @@ class Attempt:
         except PublishRefused:
             pass
         except VolumeError as error:
-            _LOG.warning("%s: abandoned (%s), and: %s", label_of(self.publication), cause, error)
+            warn("%s: abandoned (%s), and: %s", label_of(self.publication), cause, error)
 
     def _end(
         self, report: Report, layout: Mapping[str, int], metadata: Mapping[str, str]

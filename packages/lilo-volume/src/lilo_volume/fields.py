@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
 from lilo_volume.errors import ManifestInvalid
@@ -23,12 +22,13 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return out
 
 
-@dataclass(slots=True)
 class Fields:
     """What is left of one object; `end` refuses what nobody asked for."""
 
-    left: dict[str, Any]
-    where: str
+    def __init__(self, left: dict[str, Any], where: str) -> None:
+        """Take `left` apart; `where` it was found is for messages."""
+        self.left = left
+        self.where = where
 
     @classmethod
     def of(cls, value: object, where: str) -> Fields:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from lilo_volume.errors import (
 )
 from lilo_volume.files import write_durably
 from lilo_volume.group import Group
+from lilo_volume.log import warn
 from lilo_volume.manifest import (
     MANIFEST_NAME,
     FileEntry,
@@ -46,7 +46,6 @@ from lilo_volume.publication import Publication
 from lilo_volume.scan import Found, remove_attempt, scan
 from lilo_volume.volume import Volume
 
-_LOG = logging.getLogger(__name__)
 _COMMIT_TRIES = 3
 """A commit is safe to repeat; more tries than this hide an outage."""
 
@@ -113,7 +112,7 @@ class Publisher:
             try:
                 self.volume.commit()
             except VolumeError as error:
-                _LOG.warning("commit of %s raised: %s", label_of(self.publication), error)
+                warn("commit of %s raised: %s", label_of(self.publication), error)
             else:
                 return
 
@@ -210,7 +209,7 @@ class Publisher:
                 self.volume.commit()
             except VolumeError as error:
                 if self._arrived(path, data, error):
-                    _LOG.warning("commit of %s raised after it was applied: %s", path, error)
+                    warn("commit of %s raised after it was applied: %s", path, error)
                     return
                 last = error
             else:
@@ -240,7 +239,7 @@ class Publisher:
             try:
                 remove_attempt(self.volume, found.folder)
             except VolumeError as error:
-                _LOG.warning("%s is replaced but could not be removed: %s", found.folder, error)
+                warn("%s is replaced but could not be removed: %s", found.folder, error)
 
 
 def checked_files(

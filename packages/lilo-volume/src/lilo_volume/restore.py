@@ -5,7 +5,6 @@ A checkpoint asked for by name is that one or an error, never another one. Prese
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -15,13 +14,13 @@ from lilo_volume.checkpoint import Checkpoint
 from lilo_volume.config import node_id
 from lilo_volume.errors import CheckpointCorrupt, CheckpointMissing
 from lilo_volume.group import Group, SoloGroup
+from lilo_volume.log import warn
 from lilo_volume.manifest import Manifest, name_folder
 from lilo_volume.naming import encode
 from lilo_volume.scan import Found, newest, scan
 from lilo_volume.verify import Verify, find_fault
 from lilo_volume.volume import Volume
 
-_LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")
 DEFAULT_TIMEOUT_S = 1800.0
 """For other ranks to come, and for rank 0 to read every byte when it verifies in full."""
@@ -103,7 +102,7 @@ def latest(
             if fault is None:
                 return found.manifest, tuple(skipped)
             skipped.append(Skipped(label=found.label, folder=found.folder, why=fault))
-            _LOG.warning("skipped checkpoint %s (%s): %s", found.label, found.folder, fault)
+            warn("skipped checkpoint %s (%s): %s", found.label, found.folder, fault)
         return None, tuple(skipped)
 
     volume.reload()
