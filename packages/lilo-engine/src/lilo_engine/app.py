@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 import anyio
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from lilo_definitions import Definition, resolve_source
 from lilo_volume import LocalVolume
 
@@ -40,6 +40,8 @@ from lilo_engine.sampling.launcher import ProcessSamplerLauncher, SamplerLaunche
 from lilo_engine.sampling.manager import SamplingManager
 
 PREFIX = "/api/v1"
+ROUTES = (futures, training, sampling, sessions, checkpoints, models, rest)
+"""Matched in this order, so that what is asked most is found first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,14 +118,8 @@ def build_app(parts: Parts) -> FastAPI:
         control=control,
         settings=parts.settings.front,
     )
-    app.include_router(_routes())
+    for part in ROUTES:
+        app.include_router(part.router, prefix=PREFIX)
     error_response.install(app)
     app.add_middleware(ApiKeyLayer, keys=control.door)
     return app
-
-
-def _routes() -> APIRouter:
-    router = APIRouter(prefix=PREFIX)
-    for part in (sessions, models, training, checkpoints, sampling, futures, rest):
-        router.include_router(part.router)
-    return router
