@@ -2,7 +2,7 @@
 
 A folder is read whole and checked whole before anything uses it: wrong shapes, modules that do not exist, numbers
 that are not finite and PEFT features that the sampler does not apply are refused by name, because an adapter that is
-applied in part gives answers that look right. `stack.py` puts several of these side by side.
+applied in part gives answers that look right. `groups.py` applies it to the rows that use it.
 """
 
 from __future__ import annotations

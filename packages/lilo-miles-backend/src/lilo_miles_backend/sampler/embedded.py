@@ -81,9 +81,8 @@ class EmbeddedSampler:
             device=str(base.device),
             pid=os.getpid(),
         )
-        self._model = Model(base)
         batch = Batch(
-            self._model, max_rows=definition.sampler.sequences, max_length=definition.context
+            Model(base), max_rows=definition.sampler.sequences, max_length=definition.context
         )
         self._worker = Worker(batch, num_threads=num_threads)
 
@@ -113,9 +112,7 @@ class EmbeddedSampler:
 
     async def unload(self, name: str) -> None:
         """Forget the name; running requests hold the adapter itself and finish with it."""
-        adapter = self._adapters.pop(name, None)
-        if adapter is not None:
-            self._worker.post(lambda _: self._model.stacks.forget(adapter))
+        self._adapters.pop(name, None)
 
     async def sample(self, request: SampleRequest) -> SampleResult:
         """Generate; cancelling the call frees its rows.

@@ -1,4 +1,4 @@
-"""The forward pass of a dense Qwen3 with a key-value cache and stacked adapters. Numbers only: no requests here.
+"""The forward pass of a dense Qwen3 with a key-value cache and many adapters. Numbers only: no requests here.
 
 Axes: B rows, T new tokens per row, Q queries per row and key-value head (T times the heads that share it), S cached positions, H heads, D head dim, E hidden size, V vocabulary.
 The layer is Qwen3's (transformers `modeling_qwen3.py`): RMSNorm, attention with per-head q and k norms and RoPE over
@@ -14,17 +14,16 @@ from torch.nn import functional
 
 from lilo_miles_backend.sampler.adapters import HEAD_PLACE, Adapter
 from lilo_miles_backend.sampler.cache import KeyValueCache
-from lilo_miles_backend.sampler.stack import StackCache, StackedRows
+from lilo_miles_backend.sampler.groups import AdapterGroups
 from lilo_miles_backend.sampler.weights import BaseWeights, Layer
 
 
 class Model:
-    """Base weights and the stacks of adapters that were used with them lately."""
+    """The base weights, and how a row of tokens runs through them and its adapter."""
 
     def __init__(self, base: BaseWeights) -> None:
         """Nothing is allocated but the RoPE frequencies."""
         self.base = base
-        self.stacks = StackCache()
         half = torch.arange(0, base.shape.head_dim, 2, device=base.device).float()
         self._frequencies = 1.0 / base.shape.rope_theta ** (half / base.shape.head_dim)
 
@@ -52,7 +51,7 @@ class Model:
         """
         shape = self.base.shape
         rows, count = tokens_BT.shape
-        stack = self.stacks.rows(adapters)
+        groups = AdapterGroups(adapters, self.base.device)
         places_BT = start_B[:, None] + torch.arange(count, device=self.base.device)
         length = int(places_BT.max()) + 1
         cache.reserve(rows, length)
@@ -65,30 +64,27 @@ class Model:
         x = self.base.embedding[tokens_BT]
         for i, layer in enumerate(self.base.layers):
             normed = self._norm(x, layer.input_norm)
-            qkv = self._linear(normed, layer, i, "qkv", stack)
+            qkv = self._linear(normed, layer, i, "qkv", groups)
             mixed = self._attend(qkv, layer, i, rope, mask_B1QS, cache, start_B)
-            x = x + self._linear(mixed, layer, i, "o", stack)
+            x = x + self._linear(mixed, layer, i, "o", groups)
             normed = self._norm(x, layer.post_norm)
-            gate, up = self._linear(normed, layer, i, "gate_up", stack).chunk(2, dim=-1)
-            x = x + self._linear(functional.silu(gate) * up, layer, i, "down", stack)
+            gate, up = self._linear(normed, layer, i, "gate_up", groups).chunk(2, dim=-1)
+            x = x + self._linear(functional.silu(gate) * up, layer, i, "down", groups)
         return self._norm(x, self.base.norm)
 
     def logits(self, hidden_BE: torch.Tensor, adapters: Sequence[Adapter | None]) -> torch.Tensor:
         """Logits of single positions, float32 [B, V]; one adapter per row."""
         out = functional.linear(hidden_BE, self.base.head)
-        stack = self.stacks.rows(adapters)
-        delta = stack.delta(hidden_BE[:, None], HEAD_PLACE) if stack is not None else None
-        return (out if delta is None else out + delta[:, 0]).float()
+        groups = AdapterGroups(adapters, self.base.device)
+        return groups.add(out, hidden_BE, HEAD_PLACE).float()
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return functional.rms_norm(x, (x.shape[-1],), weight, self.base.shape.rms_eps)
 
     def _linear(
-        self, x_BTI: torch.Tensor, layer: Layer, index: int, fused: str, stack: StackedRows | None
+        self, x_BTI: torch.Tensor, layer: Layer, index: int, fused: str, groups: AdapterGroups
     ) -> torch.Tensor:
-        out = functional.linear(x_BTI, layer.fused[fused])
-        delta = stack.delta(x_BTI, (index, fused)) if stack is not None else None
-        return out if delta is None else out + delta
+        return groups.add(functional.linear(x_BTI, layer.fused[fused]), x_BTI, (index, fused))
 
     def _attend(
         self,
