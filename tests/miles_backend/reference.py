@@ -150,7 +150,7 @@ def run(
 
 def randomize(backend: MilesBackend, model_id: str, *, seed: int = 5, scale: float = 0.01) -> None:
     """Give every B random values, of a size that training reaches; A keeps its own. Then no gradient is zero."""
-    adapter = backend.ranks.rank._residents.adapter(ModelId(model_id))
+    adapter = backend.ranks.rank.adapter(ModelId(model_id))
     generator = torch.Generator().manual_seed(seed)
     for name, factor in adapter.named(adapter.weights).items():
         if name.endswith(".lora_B"):
@@ -159,12 +159,14 @@ def randomize(backend: MilesBackend, model_id: str, *, seed: int = 5, scale: flo
 
 def state_of(backend: MilesBackend, model_id: str) -> AdapterState:
     """The adapter as a capture would freeze it."""
-    adapter = backend.ranks.rank._residents.adapter(ModelId(model_id))
+    adapter = backend.ranks.rank.adapter(ModelId(model_id))
     return adapter.export("reference", with_optimizer=True)
 
 
 def gradients_of(backend: MilesBackend, model_id: str) -> dict[str, torch.Tensor]:
-    return backend.ranks.rank.gradients(ModelId(model_id))
+    """Copies of this window's gradients by factor."""
+    adapter = backend.ranks.rank.adapter(ModelId(model_id))
+    return {name: part.clone() for name, part in adapter.named(adapter.gradients).items()}
 
 
 @dataclass(frozen=True)

@@ -500,3 +500,26 @@ def test_an_exported_adapter_gives_the_trainers_logprobs_in_peft(
         with torch.no_grad():
             theirs = peft.logprobs(one).numpy()
         assert np.abs(ours.numpy() - theirs).max() <= 1e-4
+
+
+def test_bfloat16_base_weights_train_float32_adapters_close_to_float32(
+    random_models: dict[str, Definition], tied_backend: MilesBackend, model_id: str
+) -> None:
+    half = ref.start(random_models["tied"].model_copy(update={"dtype": "bfloat16"}))
+    datums = ref.ragged((5, 30), np.random.default_rng(15), vocab=97)
+    try:
+        outputs = []
+        for backend in (half, tied_backend):
+            backend.create_adapter(model_id, ref.spec(4))
+            ref.randomize(backend, model_id)
+            outputs += ref.run(backend, ref.item(model_id, datums))
+        assert outputs[0].error is None
+        for ours, theirs in zip(outputs[0].logprobs, outputs[1].logprobs, strict=True):
+            # Eight bits of mantissa over a few layers, on logits of size ten.
+            assert np.abs(ours.numpy() - theirs.numpy()).max() <= 0.5
+        gradients = ref.gradients_of(half, model_id)
+        assert all(tensor.dtype == torch.float32 for tensor in gradients.values())
+        assert ref.worst(gradients, ref.gradients_of(tied_backend, model_id)) <= 0.25
+        assert half.optim_step(model_id, ref.ADAM)["skipped"] == 0.0
+    finally:
+        half.close()

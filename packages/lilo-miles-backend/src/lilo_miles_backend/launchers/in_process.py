@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lilo_engine.commands.backend import BackendConfig
 from lilo_engine.commands.command import Published, RankProgress
@@ -49,6 +49,6 @@ class InProcessRanks:
             self._rank.close()
 
     @property
-    def rank(self) -> Any:  # noqa: ANN401 - the type would import torch
+    def rank(self) -> Rank:
         """The rank itself, for reading what no command returns (gradients in a parity check)."""
         return self._rank

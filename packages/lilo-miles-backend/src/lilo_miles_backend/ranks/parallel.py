@@ -41,6 +41,7 @@ class Parallel:
         with _lock:
             if not _members:
                 _initialize(topology, device, timeout_minutes)
+                _check_timeouts(device, timeout_minutes)
             held = _members[0] if _members else wanted
             assert held == wanted, (
                 f"this process already is a rank of {held}; it cannot also be one of {wanted}"
@@ -74,3 +75,19 @@ def _initialize(topology: Topology, device: Device, timeout_minutes: float) -> N
     )
     # The no-op tracker: the stock one needs CUDA, and nothing is drawn at random while dropout is 0.
     get_cuda_rng_tracker(inference_rng_tracker=True)
+
+
+def _check_timeouts(device: Device, timeout_minutes: float) -> None:
+    """Read back the limit of every kind of group: one that kept the default would hang for half an hour."""
+    wanted = timedelta(minutes=timeout_minutes)
+    groups = {
+        "tp": parallel_state.get_tensor_model_parallel_group(),
+        "cp": parallel_state.get_context_parallel_group(),
+        "dp x cp": parallel_state.get_data_parallel_group(with_context_parallel=True),
+        "world": dist.group.WORLD,
+    }
+    for name, group in groups.items():
+        found = group._get_backend(device.torch_device).options._timeout  # no public way to ask
+        assert found == wanted, (
+            f"the {name} group has a limit of {found}; the definition says {wanted}"
+        )

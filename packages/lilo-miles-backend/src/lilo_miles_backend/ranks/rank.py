@@ -11,7 +11,6 @@ import os
 from collections.abc import Mapping
 from typing import assert_never
 
-import torch
 from lilo_definitions import resolve_source
 from lilo_engine.commands.backend import BackendConfig
 from lilo_engine.commands.command import Batch, Output, Published, RankProgress, WorkItem
@@ -19,8 +18,7 @@ from lilo_engine.errors import InvalidRequest, LiloError
 from lilo_engine.operations.operation import ModelId
 from lilo_engine.operations.tensor import Tensor
 from lilo_engine.operations.validate_datums import check_datums
-from lilo_volume.group import SoloGroup
-from lilo_volume.volumes.local import LocalVolume
+from lilo_volume import LocalVolume, SoloGroup
 
 from lilo_miles_backend.checkpoints import load_training
 from lilo_miles_backend.config import BackendSettings
@@ -37,6 +35,7 @@ from lilo_miles_backend.rank_commands import (
     TrainCommand,
     Unload,
 )
+from lilo_miles_backend.ranks.adapter import Adapter
 from lilo_miles_backend.ranks.captures import Captures
 from lilo_miles_backend.ranks.device import Device
 from lilo_miles_backend.ranks.forward_backward import NonFiniteLoss, PassLimits, run_pass
@@ -68,18 +67,10 @@ class Rank:
             timeout_minutes=definition.limits.distributed_timeout_minutes,
         )
         try:
-            folder = resolve_source(definition.model.source)
-            self._model = BaseModel(definition, folder, self._device, self._parallel)
+            self._load(config, settings)
         except BaseException:
             self._parallel.leave()
             raise
-        self._residents = Residents(definition, self._model.sites, self._device.torch_device)
-        self._volume = LocalVolume(config.checkpoints_root)
-        self._captures = Captures(self._volume, SoloGroup())
-        self._limits = PassLimits(
-            max_tokens=definition.limits.max_tokens_per_rank,
-            chunk_tokens=settings.logprob_chunk_tokens,
-        )
 
     def info(self) -> RankInfo:
         """What this rank runs on."""
@@ -103,10 +94,11 @@ class Rank:
                 case Capture():
                     self._capture(command)
                 case Load():
-                    self._load(command)
+                    self._restore(command)
                 case DropGradients():
                     self._residents.adapter(command.model_id).drop_gradients()
                 case Unload():
+                    self._model.activate(None)  # or the last active adapter would stay in memory
                     self._residents.remove(command.model_id)
                 case _:
                     assert_never(command)
@@ -128,14 +120,29 @@ class Rank:
             age_s=view.age_s,
         )
 
-    def gradients(self, model_id: ModelId) -> dict[str, torch.Tensor]:
-        """Copies of the gradients of this window by factor name, for measuring parity; no command returns them."""
-        adapter = self._residents.adapter(model_id)
-        return {name: part.clone() for name, part in adapter.named(adapter.gradients).items()}
+    def adapter(self, model_id: ModelId) -> Adapter:
+        """A resident model's state, for measuring what no command returns (gradients, say).
+
+        Raises:
+            NotFound: the model is not resident.
+        """
+        return self._residents.adapter(model_id)
 
     def close(self) -> None:
         """Leave the process groups."""
         self._parallel.leave()
+
+    def _load(self, config: BackendConfig, settings: BackendSettings) -> None:
+        definition = config.definition
+        folder = resolve_source(definition.model.source)
+        self._model = BaseModel(definition, folder, self._device, self._parallel)
+        self._residents = Residents(definition, self._model.sites, self._device.torch_device)
+        self._volume = LocalVolume(config.checkpoints_root)
+        self._captures = Captures(self._volume, SoloGroup())
+        self._limits = PassLimits(
+            max_tokens=definition.limits.max_tokens_per_rank,
+            chunk_tokens=settings.logprob_chunk_tokens,
+        )
 
     def _run_batch(self, batch: Batch) -> list[Output]:
         objective = Objective.of(batch.loss, batch.config)
@@ -186,7 +193,7 @@ class Rank:
         )
         self._captures.keep(command.capture_id, command.kind, state)
 
-    def _load(self, command: Load) -> None:
+    def _restore(self, command: Load) -> None:
         adapter = self._residents.adapter(command.model_id)
         state = load_training(self._volume, command.source)
         self._residents.check_fits(command.model_id, state, str(command.source))
