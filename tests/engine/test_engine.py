@@ -352,6 +352,7 @@ async def test_unloading_a_model_that_is_being_made_frees_its_slot(build, runnin
         assert isinstance(await rig.error(created), Gone)
         assert isinstance(await rig.error(waiting), Gone)
         await rig.create(build.model("n"))
+        assert {request.model_id for request in rig.journal.created} == {"first", "second", "n"}
 
 
 async def test_an_unknown_model_or_future_is_not_found(build, running):

@@ -100,7 +100,7 @@ class Engine:
     async def unload(self, model_id: ModelId, reason: str) -> None:
         """End a model; its slot is freed when what runs on it has ended."""
         model = self._work.roster.get(model_id)
-        if model is None or model.phase == "ended":
+        if model is None or model.ended:
             return
         error = Gone(f"{model_id} is gone: {reason}")
         begun = not self._work.withdraw(model)
@@ -262,6 +262,6 @@ def _same_creation(model: Model, mark: Fingerprint) -> RequestId:
         raise InvalidRequest(
             f"{model.model_id} was created with other settings; each model needs an id of its own"
         )
-    if model.phase == "ended" and not isinstance(model.creation.state, Failed):
+    if model.ended and not isinstance(model.creation.state, Failed):
         raise model.gone()
     return model.creation.request_id

@@ -100,16 +100,10 @@ class Serving:
             error = await dispatcher.create(request)
         if error is None:
             self.num_slots_taken += 1
-            try:
-                await self.journal.model_created(request)
-            except Exception as failure:
-                _log.exception("%s could not be recorded", request.model_id)
-                error = CommandFailed(f"the model could not be recorded: {failure}")
+            error = await self._record_model(model)
+            if error is not None:
                 self.work.free_slot(request.model_id)
-        if model.phase == "ended":
-            # Unloaded while it was being made.
-            if error is None:
-                self.work.free_slot(request.model_id)
+        if model.ended:
             self.work.fail(model, model.creation, model.gone())
             return
         if error is not None:
@@ -120,6 +114,22 @@ class Serving:
         self.work.ready(model)
         result = ModelCreated(model_id=request.model_id, source=request.source)
         self.work.complete(model, model.creation, result)
+
+    async def _record_model(self, model: Model) -> LiloError | None:
+        """Tell the journal of a model that was made; why it cannot stay, if so."""
+        request = model.request
+        if model.ended:
+            return model.gone()
+        try:
+            await self.journal.model_created(request)
+            # It may have been unloaded meanwhile, when there was nothing to take back yet.
+            if model.ended:
+                await self.journal.model_ended(request.model_id, model.reason)
+                return model.gone()
+        except Exception as failure:
+            _log.exception("%s could not be recorded", request.model_id)
+            return CommandFailed(f"the model could not be recorded: {failure}")
+        return None
 
     # Operations.
 

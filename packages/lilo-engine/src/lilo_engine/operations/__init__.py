@@ -1,1 +1,1 @@
-"""operations."""
+"""Operations: what one client asked of one model: typed, numbered, fingerprinted, remembered. Pure."""

@@ -43,6 +43,11 @@ class Model:
         """Its id."""
         return self.request.model_id
 
+    @property
+    def ended(self) -> bool:
+        """Whether its life is over."""
+        return self.phase == "ended"
+
     def gone(self) -> Gone:
         """What a client of the ended model is told."""
         return self.gone_with(self.reason)
