@@ -125,16 +125,20 @@ def expected_files(metadata: Metadata) -> set[str]:
     return {info.relative_path for info in infos.values()} | {METADATA_NAME}
 
 
-def _serialised(planner: SavePlanner, item: WriteItem) -> memoryview:
-    """The bytes of one item, as torch's own writer makes them."""
+def _serialised(planner: SavePlanner, item: WriteItem) -> bytes:
+    """The bytes of one item, as torch's own writer makes them.
+
+    Not `getbuffer()`: when a failed write keeps such a view alive in a traceback, collecting it crashes Python 3.12.1
+    (and raises in others). `getvalue()` of a buffer that nobody else holds copies nothing either.
+    """
     data = planner.resolve_data(item)
     if item.type == WriteItemType.BYTE_IO:
         assert isinstance(data, io.BytesIO), "torch resolves byte items to BytesIO"
-        return data.getbuffer()
+        return data.getvalue()
     assert isinstance(data, torch.Tensor), "torch resolves all other items to tensors"
     data = data.detach().cpu()
     if data.untyped_storage().nbytes() != data.numel() * data.element_size():
         data = data.clone()  # of a view, torch would save the whole storage
     buffer = io.BytesIO()
     torch.save(data, buffer)
-    return buffer.getbuffer()
+    return buffer.getvalue()
