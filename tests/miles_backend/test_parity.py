@@ -73,6 +73,7 @@ def _wide_datum(rng: np.random.Generator, length: int, width: int):
     return ref.Datum(tokens=base.tokens, loss_inputs={**base.loss_inputs, "target_tokens": targets})
 
 
+@pytest.mark.parametrize("lengths", [(6, 11), (9,)])
 @pytest.mark.parametrize("group", ["attn", "mlp", "unembed"])
 def test_one_flag_alone_trains_exactly_its_modules(
     tied_backend: MilesBackend, random_models: dict[str, Definition], model_id: str, group: str
@@ -81,7 +82,7 @@ def test_one_flag_alone_trains_exactly_its_modules(
     tied_backend.create_adapter(model_id, ref.spec(4, **flags))
     ref.randomize(tied_backend, model_id)
     rng = np.random.default_rng(2)
-    datums = [ref.datum(n, rng, vocab=97) for n in (6, 11)]
+    datums = [ref.datum(n, rng, vocab=97) for n in lengths]
 
     ref.run(tied_backend, ref.item(model_id, datums))
 
