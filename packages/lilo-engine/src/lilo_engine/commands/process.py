@@ -138,7 +138,8 @@ def describe_exit(code: int) -> str:
 def _spawn(config: ChildConfig, log_path: Path) -> subprocess.Popen[bytes]:
     with log_path.open("ab") as log:
         child = subprocess.Popen(
-            [sys.executable, "-m", "lilo_engine.commands.serve_backend"],
+            # -P: a file in the working directory must not stand in for a module.
+            [sys.executable, "-P", "-m", "lilo_engine.commands.serve_backend"],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,

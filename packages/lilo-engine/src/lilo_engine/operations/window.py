@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lilo_engine.errors import InvalidRequest, LiloError
+from lilo_engine.errors import CommandFailed, InvalidRequest, LiloError
 
 
 @dataclass(slots=True)
@@ -19,6 +19,8 @@ class Window:
     """forward_backward passes whose gradients are in it."""
     failure: str | None = None
     """The first failure, in words; the window is spoiled."""
+    is_users_fault: bool = True
+    """Whose failure that was; the refused step is the same one's."""
 
     def passed(self) -> None:
         """A forward_backward added its gradients."""
@@ -28,11 +30,13 @@ class Window:
         """A forward_backward failed or was refused; the first one is kept."""
         if self.failure is None:
             self.failure = f"{what} failed: {error.message}"
+            self.is_users_fault = error.category == "user"
 
     def refusal(self) -> LiloError | None:
         """Why an optimizer step cannot be done now, or None."""
         if self.failure is not None:
-            return InvalidRequest(
+            kind = InvalidRequest if self.is_users_fault else CommandFailed
+            return kind(
                 f"this step was not done, because {self.failure}; the gradients since the last "
                 "step were dropped; send the batch again"
             )
