@@ -17,6 +17,7 @@ from lilo_definitions import get
 from lilo_engine.app import Parts, ServerSettings, build_app, open_control
 from lilo_engine.commands.launcher import MemoryLauncher
 from lilo_engine.config import DataFolder
+from lilo_engine.requests.body import BodyLimits
 from lilo_engine.requests.front import FrontSettings
 from lilo_engine.sampling.launcher import MemorySamplerLauncher
 
@@ -70,9 +71,7 @@ class Served:
         raise AssertionError("the future did not finish within 10 s")
 
 
-def serve(
-    data_dir: Path, *, long_poll_s: float = 5.0, inline_bytes: int = 1 << 20
-) -> Iterator[Served]:
+def serve(data_dir: Path, settings: FrontSettings) -> Iterator[Served]:
     """Run a server in a thread."""
     definition, data = get("tiny"), DataFolder(root=data_dir)
     data.create()
@@ -84,9 +83,7 @@ def serve(
         launcher=MemoryLauncher(definition=definition, checkpoints_root=data.checkpoints),
         sampler_launcher=MemorySamplerLauncher(definition),
         control=control,
-        settings=ServerSettings(
-            front=FrontSettings(long_poll_s=long_poll_s, inline_result_bytes=inline_bytes)
-        ),
+        settings=ServerSettings(front=settings),
     )
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(build_app(parts), log_level="warning", timeout_graceful_shutdown=1)
@@ -106,13 +103,18 @@ def serve(
 
 @pytest.fixture(scope="session")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    yield from serve(tmp_path_factory.mktemp("data"))
+    yield from serve(tmp_path_factory.mktemp("data"), FrontSettings(long_poll_s=5.0))
 
 
 @pytest.fixture(scope="session")
 def fussy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Polls for a moment only, and announces every result of more than 64 bytes first."""
-    yield from serve(tmp_path_factory.mktemp("fussy"), long_poll_s=0.05, inline_bytes=64)
+    """Polls for a moment only, announces every result of more than 64 bytes first, takes bodies up to 1 MiB."""
+    settings = FrontSettings(
+        long_poll_s=0.05,
+        inline_result_bytes=64,
+        body=BodyLimits(wire_bytes=1 << 20, decompressed_bytes=1 << 20),
+    )
+    yield from serve(tmp_path_factory.mktemp("fussy"), settings)
 
 
 @pytest.fixture

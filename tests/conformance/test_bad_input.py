@@ -264,3 +264,35 @@ def test_an_unknown_future_is_404(served):
         answer = served.retrieve(request_id)
         assert answer.status_code == 404
         assert answer.json()["detail"]
+
+
+def test_an_unknown_model_is_404(served):
+    refused = send_binary(served, binary("nobody:train:0", 1, [1, 2, 3]))
+    assert refused.status_code == 404
+    assert refused.json()["detail"]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_pass_that_is_too_large_uses_up_its_number_too(fussy, packed):
+    model_id = fussy.model()
+    body, headers = binary(model_id, 1, [1] * (1 << 19)), {}
+    if packed:
+        body, headers = zstandard.ZstdCompressor().compress(body), {"Content-Encoding": "zstd"}
+    assert send_binary(fussy, body, **headers).status_code == 413
+    after = fussy.finished(send_binary(fussy, binary(model_id, 2, [1, 2, 3])))
+    assert after.headers["content-type"] == "application/x-protobuf"
+
+
+def test_json_that_nests_for_ever_is_refused(served):
+    content = b'{"model_id": "m", "seq_id": 1, "x": ' + b"[" * 100_000
+    headers = {"Content-Type": "application/json"}
+    for path in ("optim_step", "create_session", "load_weights"):
+        assert served.post(path, content=content, headers=headers).status_code == 400
+
+
+def test_words_that_are_no_text_do_not_break_the_answer(served):
+    content = b'{"session_id": "\\ud800"}'
+    headers = {"Content-Type": "application/json"}
+    refused = served.post("session_heartbeat", content=content, headers=headers)
+    assert refused.status_code in (400, 404)
+    assert refused.json()["detail"]

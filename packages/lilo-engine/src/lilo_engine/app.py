@@ -50,6 +50,8 @@ class ServerSettings:
 
     front: FrontSettings = field(default_factory=FrontSettings)
     sweep: SweepSettings = field(default_factory=SweepSettings)
+    drain_s: float = 5.0
+    """For running commands and publications when the server stops; it has to be gone within 15 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +108,9 @@ def build_app(parts: Parts) -> FastAPI:
             tasks.start_soon(manager.run)
             tasks.start_soon(sweeper.run, control.clock)
             yield
+            # What is being published ends well; what only waits does not start any more.
+            with anyio.move_on_after(parts.settings.drain_s):
+                await engine.drain()
             tasks.cancel_scope.cancel()
         control.records.close()
 

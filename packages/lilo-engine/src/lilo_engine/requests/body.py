@@ -23,6 +23,9 @@ _JSON = ("application/json", "")
 INLINE_BYTES = 16 * 1024
 """Smaller bodies are parsed on the event loop: going to a thread costs more (about 0.1 ms) than parsing them."""
 
+HEAD_BYTES = 256
+"""Enough for a model id and a number, in plain or packed."""
+
 Wire = TypeVar("Wire", bound=BaseModel)
 Out = TypeVar("Out")
 
@@ -47,8 +50,13 @@ class Body:
     """Else JSON."""
 
 
-async def read_body(request: Request, limits: BodyLimits) -> Body:
+async def read_body(request: Request, limits: BodyLimits, head: bytearray | None = None) -> Body:
     """Read and decompress a body.
+
+    Args:
+        request: Its body must not have been read.
+        limits: Largest sizes that are accepted.
+        head: Gets the first bytes as they came, also when the rest is refused.
 
     Raises:
         TooLarge, UnsupportedMedia, InvalidRequest: see `compression.py`; also for the media type.
@@ -58,7 +66,7 @@ async def read_body(request: Request, limits: BodyLimits) -> Body:
         raise UnsupportedMedia(
             f"content type {media!r} is not spoken here; send application/json or {PROTOBUF}"
         )
-    raw = await _read(request, limits.wire_bytes)
+    raw = await _read(request, limits.wire_bytes, head)
     encoding = request.headers.get("content-encoding", "")
     data = raw
     if encoding:
@@ -99,16 +107,17 @@ def parse_json(data: bytes, wire: type[Wire]) -> Wire:
         raise InvalidRequest(f"the JSON body cannot be read: {found}") from error
 
 
-async def _read(request: Request, limit_bytes: int) -> bytes:
+async def _read(request: Request, limit_bytes: int, head: bytearray | None) -> bytes:
     stated = request.headers.get("content-length", "")
-    if stated.isdigit() and int(stated) > limit_bytes:
-        raise TooLarge(_over(f"{stated} bytes", limit_bytes))
+    too_large = stated.isdigit() and int(stated) > limit_bytes
     pieces: list[bytes] = []
     size = 0
     async for piece in request.stream():
+        if head is not None and len(head) < HEAD_BYTES:
+            head += piece[: HEAD_BYTES - len(head)]
         size += len(piece)
-        if size > limit_bytes:
-            raise TooLarge(_over("more", limit_bytes))
+        if too_large or size > limit_bytes:
+            raise TooLarge(_over(f"{stated} bytes" if too_large else "more", limit_bytes))
         pieces.append(piece)
     return b"".join(pieces)
 

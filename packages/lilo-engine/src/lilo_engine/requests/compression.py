@@ -41,6 +41,25 @@ def decompress(body: bytes, encoding: str, *, limit_bytes: int) -> bytes:
             )
 
 
+def start_of(head: bytes, encoding: str) -> bytes:
+    """What can be unpacked from the first bytes of a body; empty when that is nothing.
+
+    Args:
+        head: At most a few hundred bytes, so that the result stays within some megabytes.
+        encoding: The `Content-Encoding`.
+    """
+    if encoding.strip().lower() != "zstd":
+        return head
+    try:
+        return (
+            zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
+            .decompressobj()
+            .decompress(head)
+        )
+    except zstandard.ZstdError:
+        return b""
+
+
 def _zstd(body: bytes, limit_bytes: int) -> bytes:
     try:
         stated = zstandard.frame_content_size(body)

@@ -64,13 +64,13 @@ def identity_of(body: Body) -> tuple[ModelId, int] | None:
         return (ModelId(found[0]), found[1]) if found else None
     try:
         parsed: object = json.loads(body.data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(parsed, dict):
         return None
     fields = cast("dict[str, object]", parsed)
     model_id, seq_id = fields.get("model_id"), fields.get("seq_id")
-    if isinstance(model_id, str) and isinstance(seq_id, int) and not isinstance(seq_id, bool):
+    if isinstance(model_id, str) and type(seq_id) is int and abs(seq_id) < 2**31:
         return ModelId(model_id), seq_id
     return None
 

@@ -19,10 +19,11 @@ from starlette.responses import Response
 
 from lilo_engine.control.control import Control
 from lilo_engine.engine_client import EngineClient
-from lilo_engine.errors import LiloError, NotFound, UserError
+from lilo_engine.errors import LiloError, NotFound, TooLarge, UserError
 from lilo_engine.operations.operation import ModelId, Operation, Refused, RequestId
 from lilo_engine.requests import decode
-from lilo_engine.requests.body import Body, BodyLimits, off_loop, read_body
+from lilo_engine.requests.body import PROTOBUF, Body, BodyLimits, off_loop, read_body
+from lilo_engine.requests.compression import start_of
 from lilo_engine.requests.json_response import json_response
 from lilo_engine.sampling.manager import SamplingManager
 
@@ -105,9 +106,17 @@ def front_of(request: Request) -> Front:
 async def submit_numbered(
     request: Request, verb: str, decoded: Callable[[Body], Operation]
 ) -> Response:
-    """Read a numbered request and submit it; see `submit_body`."""
+    """Read a numbered request and submit it; see `submit_body`. One that is too large uses up its number too."""
     front = front_of(request)
-    return await submit_body(front, await read_body(request, front.settings.body), verb, decoded)
+    head = bytearray()
+    try:
+        body = await read_body(request, front.settings.body, head)
+    except TooLarge as error:
+        start = start_of(bytes(head), request.headers.get("content-encoding", ""))
+        protobuf = request.headers.get("content-type", "").startswith(PROTOBUF)
+        await _use_up_number(front, Body(data=start, protobuf=protobuf), verb, error)
+        raise
+    return await submit_body(front, body, verb, decoded)
 
 
 async def submit_body(

@@ -10,5 +10,5 @@ from starlette.responses import Response
 
 def json_response(body: Mapping[str, object], status: int = 200) -> Response:
     """A reply with a Content-Length; non-finite metrics pass, which Starlette's own class refuses."""
-    data = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+    data = json.dumps(body, separators=(",", ":")).encode("ascii")
     return Response(data, status_code=status, media_type="application/json")

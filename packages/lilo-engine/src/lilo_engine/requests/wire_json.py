@@ -11,6 +11,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 UserMetadata = dict[str, Any]
+SeqId = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+"""As wide as the binary form's; the engine says what it thinks of numbers below 1."""
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
 class _Wire(BaseModel):
@@ -56,7 +59,7 @@ class LoraConfigBody(_Wire):
     """The adapter a client asks for. The wire's `rank` is the LoRA rank."""
 
     rank: int = 32
-    seed: int | None = None
+    seed: Seed | None = None
     train_unembed: bool = True
     train_mlp: bool = True
     train_attn: bool = True
@@ -127,7 +130,7 @@ class ForwardBackwardBody(_Wire):
     """POST /forward_backward and /forward of clients that speak JSON."""
 
     model_id: str
-    seq_id: int
+    seq_id: SeqId
     forward_backward_input: ForwardBackwardInputBody = Field(
         validation_alias=AliasChoices("forward_backward_input", "forward_input")
     )
@@ -149,7 +152,7 @@ class OptimStepBody(_Wire):
     """POST /optim_step."""
 
     model_id: str
-    seq_id: int
+    seq_id: SeqId
     adam_params: OptimParamsBody = Field(
         validation_alias=AliasChoices("adam_params", "optimizer_params", "optim_params")
     )
@@ -163,7 +166,7 @@ class SaveWeightsBody(_Wire):
     """POST /save_weights."""
 
     model_id: str
-    seq_id: int
+    seq_id: SeqId
     path: str | None = None
     ttl_seconds: Ttl | None = None
     overwrite: bool = False
@@ -174,7 +177,7 @@ class SaveForSamplerBody(_Wire):
     """POST /save_weights_for_sampler; without a path it opens a sampling session."""
 
     model_id: str
-    seq_id: int
+    seq_id: SeqId
     path: str | None = None
     sampling_session_seq_id: int | None = Field(default=None, ge=0)
     kind: Literal["snapshot", "inflight"] = "snapshot"
@@ -188,7 +191,7 @@ class LoadWeightsBody(_Wire):
     path: str
     optimizer: bool
     model_id: str | None = None
-    seq_id: int | None = None
+    seq_id: SeqId | None = None
     session_id: str | None = None
     model_seq_id: int | None = Field(default=None, ge=0)
     base_model: str | None = None
@@ -208,11 +211,11 @@ class CreateSamplingSessionBody(_Wire):
 class SamplingParamsBody(_Wire):
     """How tokens are drawn. `stop`: absent = the model's end token, [] = nothing stops."""
 
-    max_tokens: int | None = Field(default=None, ge=1)
-    seed: int | None = None
+    max_tokens: int | None = Field(default=None, ge=1, lt=2**31)
+    seed: Seed | None = None
     stop: list[int] | list[str] | str | None = None
     temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False)
-    top_k: int = Field(default=-1, ge=-1)
+    top_k: int = Field(default=-1, ge=-1, lt=2**31)
     top_p: float = Field(default=1.0, gt=0, le=1)
 
 
