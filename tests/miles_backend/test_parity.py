@@ -76,7 +76,11 @@ def _wide_datum(rng: np.random.Generator, length: int, width: int):
 @pytest.mark.parametrize("lengths", [(6, 11), (9,)])
 @pytest.mark.parametrize("group", ["attn", "mlp", "unembed"])
 def test_one_flag_alone_trains_exactly_its_modules(
-    tied_backend: MilesBackend, random_models: dict[str, Definition], model_id: str, group: str
+    tied_backend: MilesBackend,
+    random_models: dict[str, Definition],
+    model_id: str,
+    group: str,
+    lengths: tuple[int, ...],
 ) -> None:
     flags = {name: name == group for name in ref.GROUPS}
     tied_backend.create_adapter(model_id, ref.spec(4, **flags))
