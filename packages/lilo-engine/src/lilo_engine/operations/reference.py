@@ -43,12 +43,20 @@ class CheckpointRef:
                 f"{path!r} is not a checkpoint path; expected tinker://RUN/KIND/NAME "
                 f"with KIND one of {', '.join(_KINDS)}"
             )
-        if parts[1] not in _KINDS:
+        return cls.of(*parts)
+
+    @classmethod
+    def of(cls, run_id: str, kind: str, name: str) -> CheckpointRef:
+        """Check the parts, as they stand in a path or in a URL, and put them together.
+
+        Raises:
+            InvalidRequest: the kind does not exist, or the name cannot be one.
+        """
+        if kind not in _KINDS:
             raise InvalidRequest(
-                f"{path!r} names the checkpoint kind {parts[1]!r}; there are {', '.join(_KINDS)}"
+                f"{kind!r} is not a kind of checkpoint; there are {', '.join(_KINDS)}"
             )
-        check_name(parts[2])
-        return cls(run_id=parts[0], kind=cast(CheckpointKind, parts[1]), name=parts[2])
+        return cls(run_id=run_id, kind=cast(CheckpointKind, kind), name=check_name(name))
 
 
 def check_name(name: str) -> str:

@@ -61,14 +61,14 @@ async def list_checkpoints(request: Request, limit: int = 100, offset: int = 0) 
 @router.get("/training_runs/{run_id}/checkpoints/{kind}/{name}")
 async def get_checkpoint(request: Request, run_id: str, kind: str, name: str) -> Response:
     """One checkpoint."""
-    ref = _ref(run_id, kind, name)
+    ref = CheckpointRef.of(run_id, kind, name)
     return json_response(_checkpoint(await front_of(request).control.checkpoints.get(ref)))
 
 
 @router.delete("/training_runs/{run_id}/checkpoints/{kind}/{name}")
 async def delete_checkpoint(request: Request, run_id: str, kind: str, name: str) -> Response:
     """Remove a checkpoint for good."""
-    ref = _ref(run_id, kind, name)
+    ref = CheckpointRef.of(run_id, kind, name)
     await front_of(request).control.delete_checkpoint(ref, missing_ok=False)
     return json_response({"status": "deleted"})
 
@@ -80,12 +80,8 @@ async def set_ttl(request: Request, run_id: str, kind: str, name: str) -> Respon
     wire = await read_json(request, TtlBody, front.settings.body)
     ttl_s = wire.ttl_seconds
     expires_s = None if ttl_s is None else front.control.clock() + ttl_s
-    await front.control.checkpoints.set_lifetime(_ref(run_id, kind, name), expires_s)
+    await front.control.checkpoints.set_lifetime(CheckpointRef.of(run_id, kind, name), expires_s)
     return json_response({"expires_at": _iso(expires_s)})
-
-
-def _ref(run_id: str, kind: str, name: str) -> CheckpointRef:
-    return CheckpointRef.parse(f"tinker://{run_id}/{kind}/{name}")
 
 
 def _page(limit: int, offset: int) -> tuple[int, int]:
