@@ -298,6 +298,20 @@ def test_too_many_waiting_operations_are_refused(build):
     submit(ledger, build.step("m", 3))
     with pytest.raises(Saturated, match="number 1"):
         submit(ledger, build.step("m", 4))
+    # The number that the others wait for is always let in.
+    submit(ledger, build.step("m", 1))
+    assert ledger.sequence.missing() is None
+
+
+def test_too_many_waiting_bytes_are_refused_until_some_finish(build, monkeypatch):
+    monkeypatch.setattr(ledgers, "MAX_UNFINISHED_BYTES", 100)
+    ledger = a_ledger()
+    big = build.forward_backward("m", 1, datums=(build.datum(n=64),))
+    submit(ledger, big)
+    with pytest.raises(Saturated):
+        submit(ledger, build.forward_backward("m", 2))
+    ledger.complete(ledger.sequence.take(), Stepped(metrics={}))
+    submit(ledger, build.forward_backward("m", 2))
 
 
 def test_a_number_that_was_never_used_has_no_future():

@@ -73,7 +73,7 @@ def _end_with_parent(descriptor: int) -> None:
     """
     while os.read(descriptor, 4096):
         pass
-    _log.warning("the parent process is gone; ending")
+    _log.warning("standard input ended: the parent is gone, or wants this to end")
     logging.shutdown()
     os._exit(ORPHANED)
 

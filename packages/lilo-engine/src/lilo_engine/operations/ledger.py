@@ -25,6 +25,8 @@ from lilo_engine.operations.sequence import Sequence
 
 KEPT_FETCHED = 1024
 """Covers every reply that can still be on its way to one client."""
+MAX_UNFINISHED_BYTES = 2**30
+"""Payload of one model's unfinished operations; one that is larger alone is still taken when nothing else waits."""
 KEPT_UNFETCHED = 16384
 """Results of a client that never looks; far above what one client keeps in flight."""
 
@@ -43,6 +45,8 @@ class Entry:
     """Set when the operation was invalid: it fails when its turn comes."""
     tokens: int = 0
     """Sum of the model-input lengths, counted once."""
+    payload_bytes: int = 0
+    """Size of its arrays, counted once."""
     key: bytes | None = None
     """Equal for passes that may share a command; None for everything else."""
     state: FutureState | None = None
@@ -58,6 +62,16 @@ def describe(operation: Operation) -> tuple[int, bytes | None]:
     return operation.num_tokens, key
 
 
+def payload_bytes(operation: Operation) -> int:
+    """Size of the arrays in an operation."""
+    if not isinstance(operation, ForwardBackward):
+        return 0
+    return sum(
+        len(datum.tokens.data) + sum(len(tensor.data) for tensor in datum.loss_inputs.values())
+        for datum in operation.datums
+    )
+
+
 @dataclass(slots=True, kw_only=True)
 class Ledger:
     """The operations of one model."""
@@ -67,6 +81,7 @@ class Ledger:
     """Waiting operations before submissions are refused."""
     sequence: Sequence[Entry] = field(default_factory=Sequence[Entry])
     _entries: dict[int, Entry] = field(default_factory=dict[int, Entry])
+    _unfinished_bytes: int = 0
     _fetched: OrderedDict[int, None] = field(default_factory=OrderedDict[int, None])
     _unfetched: OrderedDict[int, None] = field(default_factory=OrderedDict[int, None])
 
@@ -109,15 +124,12 @@ class Ledger:
         """Park a new operation until its number is next.
 
         Raises:
-            Saturated: `max_queued` operations wait already.
+            Saturated: too many operations or bytes wait already.
         """
-        if len(self.sequence) >= self.max_queued:
-            gap = self.sequence.missing()
-            why = "" if gap is None else f"; they wait for number {gap}, which never came"
-            raise Saturated(
-                f"{len(self.sequence)} operations of {self.model_id} wait already, the limit is "
-                f"{self.max_queued}{why}; await results before sending more"
-            )
+        size = 0 if refusal is not None else payload_bytes(operation)
+        # The number that all others wait for is always let in: refusing it would hold the model for ever.
+        if operation.seq_id != self.sequence.next:
+            self._check_room(size)
         tokens, key = (0, None) if refusal is not None else describe(operation)
         entry = Entry(
             request_id=self.request_id(operation.seq_id),
@@ -126,11 +138,27 @@ class Ledger:
             operation=operation,
             refusal=refusal,
             tokens=tokens,
+            payload_bytes=size,
             key=key,
         )
+        self._unfinished_bytes += size
         self.sequence.park(operation.seq_id, entry)
         self._entries[operation.seq_id] = entry
         return entry
+
+    def _check_room(self, size: int) -> None:
+        if len(self.sequence) >= self.max_queued:
+            gap = self.sequence.missing()
+            why = "" if gap is None else f"; they wait for number {gap}, which has not come"
+            raise Saturated(
+                f"{len(self.sequence)} operations of {self.model_id} wait already, the limit is "
+                f"{self.max_queued}{why}; await results before sending more"
+            )
+        if self._unfinished_bytes and self._unfinished_bytes + size > MAX_UNFINISHED_BYTES:
+            raise Saturated(
+                f"the unfinished operations of {self.model_id} hold {self._unfinished_bytes} bytes, "
+                f"{size} more would exceed {MAX_UNFINISHED_BYTES}; await results before sending more"
+            )
 
     def find(self, seq_id: int) -> Entry:
         """The entry of a number.
@@ -186,6 +214,7 @@ class Ledger:
             return
         entry.state = state
         entry.operation = None
+        self._unfinished_bytes -= entry.payload_bytes
         self._unfetched[entry.seq_id] = None
         self._trim(self._unfetched, KEPT_UNFETCHED)
 
