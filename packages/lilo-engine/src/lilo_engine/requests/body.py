@@ -26,6 +26,9 @@ INLINE_BYTES = 16 * 1024
 HEAD_BYTES = 256
 """Enough for a model id and a number, in plain or packed."""
 
+_PATIENCE = 4
+"""Times the limit that is read of a body that is too large, before the connection is cut."""
+
 Wire = TypeVar("Wire", bound=BaseModel)
 Out = TypeVar("Out")
 
@@ -108,6 +111,7 @@ def parse_json(data: bytes, wire: type[Wire]) -> Wire:
 
 
 async def _read(request: Request, limit_bytes: int, head: bytearray | None) -> bytes:
+    """All of the body; what is over the limit is read and dropped, so that the client gets to read the refusal."""
     stated = request.headers.get("content-length", "")
     too_large = stated.isdigit() and int(stated) > limit_bytes
     pieces: list[bytes] = []
@@ -116,13 +120,17 @@ async def _read(request: Request, limit_bytes: int, head: bytearray | None) -> b
         if head is not None and len(head) < HEAD_BYTES:
             head += piece[: HEAD_BYTES - len(head)]
         size += len(piece)
-        if too_large or size > limit_bytes:
-            raise TooLarge(_over(f"{stated} bytes" if too_large else "more", limit_bytes))
-        pieces.append(piece)
+        too_large = too_large or size > limit_bytes
+        if too_large:
+            pieces.clear()
+        else:
+            pieces.append(piece)
+        if size > _PATIENCE * limit_bytes:
+            break
+    if too_large:
+        raise TooLarge(_over(f"{stated or size} bytes", limit_bytes))
     return b"".join(pieces)
 
 
 def _over(found: str, limit_bytes: int) -> str:
-    return (
-        f"a body may be {limit_bytes} bytes long, this one is {found}; send fewer data per request"
-    )
+    return f"a body may be {limit_bytes} bytes long as sent, this one has {found}; send fewer data per request"
