@@ -293,7 +293,9 @@ async def test_an_adapter_with_features_that_are_not_applied_is_refused(
         await embedded.load("changed", str(folder))
 
 
-@pytest.mark.parametrize("how", ["nan", "shape", "half", "unknown", "layer", "base", "bytes"])
+@pytest.mark.parametrize(
+    "how", ["nan", "shape", "rank", "half", "unknown", "layer", "base", "bytes"]
+)
 async def test_an_adapter_with_wrong_tensors_is_refused(embedded, adapters, tmp_path, how):
     folder = shutil.copytree(adapters["all"], tmp_path / "changed")
     file = folder / "adapter_model.safetensors"
@@ -303,6 +305,9 @@ async def test_an_adapter_with_wrong_tensors_is_refused(embedded, adapters, tmp_
         tensors[key][0, 0] = math.nan
     elif how == "shape":
         tensors[key] = tensors[key][:, 1:].contiguous()
+    elif how == "rank":
+        tensors[key] = tensors[key][1:].contiguous()
+        tensors[key.replace("_A", "_B")] = tensors[key.replace("_A", "_B")][:, 1:].contiguous()
     elif how == "half":
         del tensors[key]
     elif how == "unknown":

@@ -3,6 +3,7 @@
 No I/O and no tasks; `manager.py` runs the requests. Numbers are per sampling session, start anywhere and imply no
 order. The same number with the same fingerprint is the same request; with another one it is refused. An answer can be
 fetched again: what was fetched is forgotten first, then the oldest, when there are too many or they are too old.
+What nobody has fetched yet is never forgotten for its size.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ from lilo_engine.sampling.engine import SampleResult
 
 PREFIX = "sample:"
 """Request ids of samples start with it, so that a front can tell them from an engine's."""
+
+
+MAX_FETCHED_BYTES = 64 * 2**20
+"""Of answers that were handed out and are kept for a client that asks again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +74,7 @@ class SampleFutures:
         # In the order of finishing; together they are the finished ones.
         self._unfetched: OrderedDict[str, SampleFuture] = OrderedDict()
         self._fetched: OrderedDict[str, SampleFuture] = OrderedDict()
+        self._fetched_bytes = 0
 
     @property
     def num_unfinished(self) -> int:
@@ -135,6 +141,10 @@ class SampleFutures:
         """Note that the answer was handed out."""
         if self._unfetched.pop(future.request_id, None) is not None:
             self._fetched[future.request_id] = future
+            self._fetched_bytes += _size_bytes(future)
+            # The newest stays whatever its size: its client may not have received it.
+            while self._fetched_bytes > MAX_FETCHED_BYTES and len(self._fetched) > 1:
+                self._drop(next(iter(self._fetched.values())))
 
     def forget(self, session_id: str) -> list[SampleFuture]:
         """Drop all of a session; returns those that had not finished."""
@@ -157,7 +167,8 @@ class SampleFutures:
     def _drop(self, future: SampleFuture) -> None:
         del self._by_id[future.request_id]
         self._unfetched.pop(future.request_id, None)
-        self._fetched.pop(future.request_id, None)
+        if self._fetched.pop(future.request_id, None) is not None:
+            self._fetched_bytes -= _size_bytes(future)
         siblings = self._by_session[future.session_id]
         siblings.discard(future.request_id)
         if not siblings:
@@ -166,3 +177,16 @@ class SampleFutures:
 
 def _request_id(session_id: str, seq_id: int) -> str:
     return f"{PREFIX}{session_id}:{seq_id}"
+
+
+def _size_bytes(future: SampleFuture) -> int:
+    """Payload of an answer; an error counts as nothing."""
+    if not isinstance(future.outcome, Sampled):
+        return 0
+    result = future.outcome.result
+    tops = [result.topk_prompt, *[sequence.topk for sequence in result.sequences]]
+    return (
+        sum(len(sequence.tokens) + len(sequence.logprobs) for sequence in result.sequences)
+        + len(result.prompt_logprobs or b"")
+        + sum(len(top.token_ids) + len(top.logprobs) for top in tops if top is not None)
+    )

@@ -83,7 +83,7 @@ class Supervisor:
             try:
                 async with self._launcher.launch() as running:
                     cause = await self._serve(running)
-            except LiloError as error:
+            except (LiloError, OSError) as error:
                 cause = str(error)
             self.last_failure = cause
             _log.error("sampling engine lost: %s", cause)

@@ -55,7 +55,7 @@ def read_adapter(name: str, folder: str, base: BaseWeights) -> Adapter:
     path = Path(folder)
     config = _read_config(path)
     scale = _scale(path, config)
-    modules = _collect(path, _read_tensors(path), base)
+    modules = _collect(path, _read_tensors(path), base, rank=config["r"])
     factors: dict[Place, tuple[torch.Tensor, torch.Tensor]] = {}
     for layer in range(base.shape.num_layers):
         for fused, parts in FUSED.items():
@@ -115,7 +115,7 @@ def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 def _collect(
-    path: Path, tensors: Mapping[str, torch.Tensor], base: BaseWeights
+    path: Path, tensors: Mapping[str, torch.Tensor], base: BaseWeights, *, rank: int
 ) -> dict[Place, tuple[torch.Tensor, torch.Tensor]]:
     """Pair A and B per (layer, module) and check them against the base model."""
     halves: dict[Place, dict[str, torch.Tensor]] = {}
@@ -128,11 +128,11 @@ def _collect(
         if not bool(torch.isfinite(tensor).all()):
             raise InvalidRequest(f"{path}: tensor {key!r} holds values that are not finite")
         halves.setdefault(place, {})[match["factor"]] = tensor.float()
-    return {place: _pair(path, place, pair, base.shape) for place, pair in halves.items()}
+    return {place: _pair(path, place, pair, base.shape, rank) for place, pair in halves.items()}
 
 
 def _pair(
-    path: Path, place: Place, pair: Mapping[str, torch.Tensor], shape: Shape
+    path: Path, place: Place, pair: Mapping[str, torch.Tensor], shape: Shape, rank: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     layer, module = place
     expected = shape.linears.get(module)
@@ -144,11 +144,10 @@ def _pair(
     if len(pair) != 2:
         raise InvalidRequest(f"{path}: layer {layer} {module!r} has only lora_{next(iter(pair))}")
     a, b = pair["A"], pair["B"]
-    rank = a.shape[0]
     if tuple(a.shape) != (rank, expected[1]) or tuple(b.shape) != (expected[0], rank):
         raise InvalidRequest(
             f"{path}: layer {layer} {module!r} has A {list(a.shape)} and B {list(b.shape)}; "
-            f"expected A [r, {expected[1]}] and B [{expected[0]}, r]"
+            f"expected A [{rank}, {expected[1]}] and B [{expected[0]}, {rank}]"
         )
     return a, b
 
