@@ -74,7 +74,7 @@ def tiny_server() -> Iterator[LocalServer]:
         try:
             yield server
         finally:
-            print(server.output, file=sys.stderr)
+            print((server.data_dir / "logs" / "server.log").read_text("utf-8"), file=sys.stderr)
 
 
 def connect(server: LocalServer) -> tinker.ServiceClient:

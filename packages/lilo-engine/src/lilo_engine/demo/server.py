@@ -33,7 +33,7 @@ class LocalServer:
     """One server on a free port of the loopback interface; a context manager.
 
     The data folder outlives it, so a second server on the same folder continues where the first one stopped; the
-    API key lies in that folder (mode 0600) and stays the same.
+    API key lies in that folder (mode 0600) and stays the same. What it prints is added to `logs/server.log` there.
     """
 
     def __init__(self, definition: str, data_dir: Path) -> None:
@@ -128,11 +128,16 @@ class LocalServer:
             self._process.wait(STOP_TIMEOUT_S)
 
     def _read(self, stream: IO[str]) -> None:
-        for line in stream:
-            self._last_lines.append(line.rstrip("\n"))
-            if match := _SERVING.match(line):
-                self.base_url = match["url"].rstrip(".,")
-                self._serving.set()
+        logs = self.data_dir / "logs"
+        logs.mkdir(exist_ok=True)
+        with (logs / "server.log").open("a", encoding="utf-8") as log:
+            for line in stream:
+                log.write(line)
+                log.flush()
+                self._last_lines.append(line.rstrip("\n"))
+                if match := _SERVING.match(line):
+                    self.base_url = match["url"]
+                    self._serving.set()
         self._ended.set()
         self._serving.set()  # whoever waits for it should look again
 
