@@ -8,7 +8,6 @@ from lilo_engine.sampling import futures
 from lilo_engine.sampling.engine import SampledSequence, SampleResult
 from lilo_engine.sampling.futures import Sampled, SampleFutures
 
-
 pytestmark = pytest.mark.anyio
 
 
