@@ -8,6 +8,8 @@
     +-- FileMissing          user    no such file in the committed state
     +-- LockTimeout          server  another publisher of the same name holds on for too long
     +-- GroupTimeout         server  a rank did not come to a collective in time
+    |   +-- RankLost         server  it names the step, and the ranks and nodes that are gone or did not come
+    +-- GroupRefused         user    the ranks do not make up one group: a token, a size or a rank is wrong
     +-- PublishRefused       server  nothing was published; what was there before still is
     |   +-- NameTaken        user    the name exists, and overwriting was not asked for
     |   +-- MissingFiles     server  fewer files than expected arrived
@@ -76,6 +78,35 @@ class GroupTimeout(VolumeError):
     """A rank did not come to a collective in time; the message names the step and who is missing."""
 
     kind = "group_timeout"
+
+
+class RankLost(GroupTimeout):
+    """Ranks are gone, or did not come in time; every rank that still runs gets this error."""
+
+    kind = "rank_lost"
+
+    def __init__(self, step: str, ranks: tuple[int, ...], nodes: tuple[str, ...], why: str) -> None:
+        """Keep the parts; the text is made of them. `nodes` has the node of each of `ranks`, "" if not known."""
+        super().__init__(step, ranks, nodes, why)
+        self.step = step
+        self.ranks = ranks
+        self.nodes = nodes
+
+    def __str__(self) -> str:
+        step, ranks, nodes, why = self.args
+        who = ", ".join(
+            f"rank {rank} on node {node or 'unknown'}"
+            for rank, node in zip(ranks[:4], nodes[:4], strict=True)
+        )
+        more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
+        return f"step {step!r}: {who}{more}: {why}"
+
+
+class GroupRefused(VolumeError):
+    """The ranks do not make up one group; the text has the table of who came, and what is wrong with it."""
+
+    kind = "group_refused"
+    category = "user"
 
 
 class PublishRefused(VolumeError):
