@@ -5,6 +5,7 @@ Imports no part, so that every command may read it. Limits of a part are a froze
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,5 +64,13 @@ def default_data_dir() -> Path:
 
 
 def log_level() -> str:
-    """`LILO_LOG_LEVEL`; `WARNING` keeps the terminal for what a person should act on."""
-    return os.environ.get(LOG_LEVEL_VARIABLE, "WARNING").upper()
+    """`LILO_LOG_LEVEL`; `WARNING` keeps the terminal for what a person should act on.
+
+    Raises:
+        ValueError: it is no level; the message lists them.
+    """
+    level = os.environ.get(LOG_LEVEL_VARIABLE, "WARNING").upper()
+    levels = logging.getLevelNamesMapping()
+    if level not in levels:
+        raise ValueError(f"{LOG_LEVEL_VARIABLE} is {level!r}; there are {', '.join(levels)}")
+    return level

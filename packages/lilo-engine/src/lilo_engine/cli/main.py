@@ -60,7 +60,11 @@ def build(typed: str | None = None) -> typer.Typer:
 def main() -> None:
     """Run the command line."""
     form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    logging.basicConfig(level=log_level(), format=form, stream=sys.stderr)
+    try:
+        logging.basicConfig(level=log_level(), format=form, stream=sys.stderr)
+    except ValueError as error:
+        typer.echo(f"lilo: {error}", err=True)
+        sys.exit(1)
     build(sys.argv[1] if len(sys.argv) > 1 else None)()
 
 
