@@ -19,19 +19,30 @@ def node_id() -> str:
     for variable in ("MODAL_TASK_ID", "NCCL_HOSTID"):
         if value := os.environ.get(variable):
             return value
-    return f"{_host()}-{_boot()}"
+    return f"{host_name()}-{boot_id() or _hardware_id()}"
 
 
-def _host() -> str:
+def host_name() -> str:
+    """The name of this machine or container; not unique."""
     if sys.platform == "win32":
         return os.environ.get("COMPUTERNAME", "windows")
     return os.uname().nodename
 
 
-def _boot() -> str:
-    """The kernel's boot id, or the hardware address where there is none."""
+@functools.cache
+def boot_id() -> str:
+    """The kernel's boot id, equal for all processes of a machine until it starts anew; empty where there is none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
-        # Not at the top: `uuid` costs a tenth of what importing this package may cost.
-        return f"{importlib.import_module('uuid').getnode():012x}"
+        return ""
+
+
+def process_id() -> int:
+    """This process's id, inside its container."""
+    return os.getpid()
+
+
+def _hardware_id() -> str:
+    # Not at the top: `uuid` costs a tenth of what importing this package may cost.
+    return f"{importlib.import_module('uuid').getnode():012x}"

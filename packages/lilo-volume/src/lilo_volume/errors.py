@@ -12,6 +12,7 @@
     +-- GroupRefused         user    the ranks do not make up one group: a token, a size or a rank is wrong
     +-- PublishRefused       server  nothing was published; what was there before still is
     |   +-- NameTaken        user    the name exists, and overwriting was not asked for
+    |   +-- IdentityRefused  user    two nodes or ranks claim to be one, or a rank has no volume or another one
     |   +-- MissingFiles     server  fewer files than expected arrived
     |   +-- UnexpectedFiles  server  files arrived that nobody expected, or twice
     |   +-- RankFailed       server  one rank could not do its part
@@ -122,21 +123,45 @@ class NameTaken(PublishRefused):
     category = "user"
 
 
+class IdentityRefused(PublishRefused):
+    """The ranks' identities cannot be right: `table` shows what each of them said."""
+
+    kind = "identity_refused"
+    category = "user"
+
+    def __init__(self, checkpoint: str, why: str, table: str) -> None:
+        """Keep the parts; the text is made of them."""
+        super().__init__(checkpoint, why, table)
+        self.table = table
+
+    def __str__(self) -> str:
+        checkpoint, why, table = self.args
+        return f"checkpoint {checkpoint!r}: {why}; nothing was written. The ranks said:\n{table}"
+
+
 class MissingFiles(PublishRefused):
-    """Fewer files than expected arrived; `missing` has their names, sorted."""
+    """Fewer files than expected arrived; `missing` has their names, sorted, `sources` who should have sent them."""
 
     kind = "missing_files"
 
-    def __init__(self, checkpoint: str, missing: tuple[str, ...], num_expected: int) -> None:
-        """Keep the parts; the text is made of them."""
-        super().__init__(checkpoint, missing, num_expected)
+    def __init__(
+        self,
+        checkpoint: str,
+        missing: tuple[str, ...],
+        num_expected: int,
+        sources: tuple[str, ...] = (),
+    ) -> None:
+        """Keep the parts; the text is made of them. `sources`: as "rank 2 on node X", where that is known."""
+        super().__init__(checkpoint, missing, num_expected, sources)
         self.missing = missing
+        self.sources = sources
 
     def __str__(self) -> str:
-        checkpoint, missing, num_expected = self.args
+        checkpoint, missing, num_expected, sources = self.args
+        whence = f", expected from {', '.join(sources[:4])}" if sources else ""
         return (
             f"checkpoint {checkpoint!r} is short of {len(missing)} of {num_expected} files (first missing: "
-            f"{', '.join(missing[:3])}); nothing was published; save again under the same name"
+            f"{', '.join(missing[:3])}{whence}); nothing was published; save again under the same name"
         )
 
 

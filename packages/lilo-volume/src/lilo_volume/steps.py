@@ -1,0 +1,92 @@
+"""Steps: every action of a publication has a name, told to an observer before and after it, and may be tried again.
+
+For progress, and for `faults`, which stops or fails a rank at any of them. In order, with who takes them:
+
+    begin             every rank      says who it is
+    record            rank 0          makes the attempt's folder and the note in it
+    commit record     rank 0          so that whatever is left behind later can be told from foreign files
+    join              a rank per node sees the note in the committed state, and puts it into its own view
+    probe             every rank      sees the note in its view: ranks of one node share one view
+    create NAME       the writer      opens a file
+    flush             every rank      makes the names of its files last
+    report            every rank      tells what it wrote
+    commit            a rank per node
+    install           rank 0          copying mode only: files are brought into the attempt's folder
+    check             rank 0          reports against the expected set and the committed state
+    manifest          rank 0          writes it into its view
+    commit manifest   rank 0          from here on the checkpoint exists
+    replace           rank 0          removes what is overwritten, once per attempt
+    announce          rank 0          tells all others
+    clear             a rank per node after a refusal only: removes the attempt from its view
+    remove            rank 0          after a refusal only: removes it from the committed state
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
+
+from lilo_volume.errors import VolumeBusy, VolumeUnavailable
+from lilo_volume.log import warn
+
+T = TypeVar("T")
+TRIES = 3
+"""Every step may be repeated; more tries than this hide an outage."""
+_FIRST_DELAY_S = 0.01
+_DELAY_GROWTH = 10
+
+
+@runtime_checkable
+class StepObserver(Protocol):
+    """Told of each step on both sides. What it raises counts as the step's own failure."""
+
+    def before(self, step: str) -> None:
+        """`step` is about to be taken."""
+        ...
+
+    def after(self, step: str) -> None:
+        """`step` was taken."""
+        ...
+
+
+OnStep: TypeAlias = Callable[[str], None] | StepObserver
+"""A plain function is told before each step only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Names what is done for an observer."""
+
+    observer: OnStep | None = None
+
+    @contextlib.contextmanager
+    def named(self, step: str) -> Generator[None]:
+        """Tell of `step` before and after the block."""
+        if isinstance(self.observer, StepObserver):
+            self.observer.before(step)
+        elif self.observer is not None:
+            self.observer(step)
+        yield
+        if isinstance(self.observer, StepObserver):
+            self.observer.after(step)
+
+    def retried(self, step: str, action: Callable[[], T]) -> T:
+        """Take `step`, again if the medium is busy or does not answer.
+
+        Raises:
+            VolumeBusy, VolumeUnavailable: each time; it may have been applied all the same.
+        """
+        delay_s = _FIRST_DELAY_S
+        for _ in range(TRIES - 1):
+            try:
+                with self.named(step):
+                    return action()
+            except (VolumeBusy, VolumeUnavailable) as error:
+                warn("%s failed and is tried again in %s s: %s", step, delay_s, error)
+            time.sleep(delay_s)
+            delay_s *= _DELAY_GROWTH
+        with self.named(step):
+            return action()
