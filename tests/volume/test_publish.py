@@ -1,6 +1,5 @@
 """Publishing: all of it or nothing, one definite outcome for everybody."""
 
-import hashlib
 import threading
 
 import pytest
@@ -18,6 +17,7 @@ from lilo_volume import (
     open_named,
     survey,
 )
+from lilo_volume.digest import new_hasher
 
 
 def start(volume, name="one", *, overwrite=False, order=0):
@@ -49,7 +49,10 @@ def test_a_published_checkpoint_says_what_it_holds(volume):
     assert found == published
     (entry,) = found.manifest.files
     assert (entry.path, entry.size_bytes) == ("deep/shard", 4)
-    assert entry.digest == hashlib.sha256(b"abcd").hexdigest()
+    hasher = new_hasher(entry.algorithm)
+    assert hasher is not None
+    hasher.update(b"abcd")
+    assert entry.digest == hasher.hexdigest()
     assert found.manifest.metadata == {"who": "me"}
     assert found.manifest.layout == {"tp": 2}
     assert found.publication.order == 7

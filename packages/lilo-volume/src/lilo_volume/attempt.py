@@ -17,7 +17,7 @@ from typing import Self
 from lilo_volume.agreement import decided_by_rank_zero
 from lilo_volume.checkpoint import Checkpoint, label_of
 from lilo_volume.config import node_id
-from lilo_volume.digest import DEFAULT, new_hasher
+from lilo_volume.digest import best_algorithm, new_hasher
 from lilo_volume.errors import InvalidPath, NameTaken, PublishRefused, VolumeError
 from lilo_volume.files import DigestingFile, flush_folder, make_folders
 from lilo_volume.group import Group
@@ -48,7 +48,8 @@ def begin(
     name: str,
     order: int,
     overwrite: bool = False,
-    algorithm: str = DEFAULT,
+    algorithm: str | None = None,
+    durable: bool = True,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     on_step: Callable[[str], None] | None = None,
 ) -> Attempt:
@@ -62,7 +63,9 @@ def begin(
         name: what readers will ask for. Any text.
         order: decides which of a collection and kind is the latest.
         overwrite: replace a published checkpoint of this name; readers see the old or the new one, never both.
-        algorithm: digest of the files: `sha256`, or `xxh3_128` with the extra `fast`.
+        algorithm: digest of the files: `sha256`, or `xxh3_128` with the extra `fast`; None: the fastest there is.
+        durable: wait until every file is on the medium. Without, a power failure can take what was published;
+            `verify="full"` finds that, and the manifest is durable all the same.
         timeout_s: limit of each wait for other ranks.
         on_step: told the name of each step before it is begun: progress, and crash tests.
 
@@ -70,6 +73,7 @@ def begin(
         NameTaken: the name is published and `overwrite` is not set; nothing was written.
         VolumeError: the volume cannot be used; GroupTimeout: a rank did not come.
     """
+    algorithm = algorithm or best_algorithm()
     if new_hasher(algorithm) is None:
         raise InvalidPath(
             f"digest algorithm {algorithm!r} is not available; use 'sha256', or install lilo-volume[fast]"
@@ -105,7 +109,7 @@ def begin(
         timeout_s=timeout_s,
         on_step=step,
     )
-    return Attempt(publisher, algorithm, changed)
+    return Attempt(publisher, algorithm, changed, durable=durable)
 
 
 def _open(
@@ -131,10 +135,13 @@ def _ignore(step: str) -> None:
 class Attempt:
     """One rank's part of a try; made by `begin`. As a context manager it abandons what was not published."""
 
-    def __init__(self, publisher: Publisher, algorithm: str, changed: list[Path]) -> None:
+    def __init__(
+        self, publisher: Publisher, algorithm: str, changed: list[Path], *, durable: bool = True
+    ) -> None:
         """Start with the folder that rank 0 made; `changed` are the folders above it that must be flushed."""
         self._publisher = publisher
         self._algorithm = algorithm
+        self._durable = durable
         self._changed = changed
         self._files: dict[str, FileEntry] = {}
         self._begun: set[str] = set()
@@ -189,7 +196,9 @@ class Attempt:
         assert hasher is not None, "checked by begin"
         self._begun.add(file_name)
         self._publisher.on_step(f"create {file_name}")
-        return DigestingFile(place, file_name, self._algorithm, hasher, self._report_file)
+        return DigestingFile(
+            place, file_name, self._algorithm, hasher, self._report_file, durable=self._durable
+        )
 
     def publish(
         self,
@@ -253,6 +262,8 @@ class Attempt:
 
     def _flush_folders(self) -> None:
         self._publisher.on_step("flush")
+        if not self._durable:
+            return
         for folder in {*self._changed, *((self.folder / path).parent for path in self._files)}:
             flush_folder(folder)
 

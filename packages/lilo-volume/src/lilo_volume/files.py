@@ -13,14 +13,15 @@ from typing import Self
 from lilo_volume.digest import Hasher
 from lilo_volume.manifest import FileEntry
 
-_BUFFER_BYTES = 1024 * 1024
-"""Many writers hand over a few bytes at a time (pickles, zip records)."""
+_BLOCK_BYTES = 1024 * 1024
+"""Small pieces (pickles, zip records) are gathered to one block; large ones go out in blocks of this size, so
+that what was just digested is still in the processor's cache when the kernel copies it."""
 
 
 class DigestingFile:
     """A file being written: binary, sequential, no seeking. `close` flushes it to the medium and reports it.
 
-    Left through an error, it is closed but never reported, and so cannot be published.
+    Holds one block at most. Left through an error, it is closed but never reported, and so cannot be published.
     """
 
     def __init__(
@@ -30,20 +31,30 @@ class DigestingFile:
         algorithm: str,
         hasher: Hasher,
         report: Callable[[FileEntry], None],
+        *,
+        durable: bool = True,
     ) -> None:
         """Create `place`, which must not be there; `path` is its name in the checkpoint."""
-        self._file = place.open("xb", buffering=_BUFFER_BYTES)
+        self._file = place.open("xb", buffering=0)
+        self._gathered = bytearray()
         self._path = path
         self._algorithm = algorithm
         self._hasher = hasher
         self._report = report
+        self._durable = durable
         self._size = 0
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
         """Append `data`; returns the number of bytes."""
         view = memoryview(data).cast("B")
-        self._hasher.update(view)
-        self._file.write(view)
+        if view.nbytes < _BLOCK_BYTES:
+            self._gathered += view
+            if len(self._gathered) >= _BLOCK_BYTES:
+                self.flush()
+        else:
+            self.flush()
+            for start in range(0, view.nbytes, _BLOCK_BYTES):
+                self._put(view[start : start + _BLOCK_BYTES])
         self._size += view.nbytes
         return view.nbytes
 
@@ -53,7 +64,10 @@ class DigestingFile:
 
     def flush(self) -> None:
         """Hand over to the operating system; `close` also waits for the medium."""
-        self._file.flush()
+        if self._gathered:
+            with memoryview(self._gathered) as view:
+                self._put(view)
+            self._gathered = bytearray()
 
     def writable(self) -> bool:
         """True until closed."""
@@ -69,8 +83,9 @@ class DigestingFile:
         if self.closed:
             return
         try:
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            self.flush()
+            if self._durable:
+                os.fsync(self._file.fileno())
         finally:
             self._file.close()
         self._report(
@@ -81,6 +96,12 @@ class DigestingFile:
                 digest=self._hasher.hexdigest(),
             )
         )
+
+    def _put(self, view: memoryview) -> None:
+        """Digest and write, whole: the system may take less than it is given."""
+        self._hasher.update(view)
+        while view.nbytes:
+            view = view[self._file.write(view) or 0 :]
 
     def __enter__(self) -> Self:
         return self
