@@ -130,7 +130,7 @@ class LocalServer:
     def _read(self, stream: IO[str]) -> None:
         logs = self.data_dir / "logs"
         logs.mkdir(exist_ok=True)
-        with (logs / "server.log").open("a", encoding="utf-8") as log:
+        with stream, (logs / "server.log").open("a", encoding="utf-8") as log:
             for line in stream:
                 log.write(line)
                 log.flush()
