@@ -59,15 +59,19 @@ def steps_of_a_save(tmp_path) -> list[str]:
 def test_every_step_of_a_save_has_a_name(tmp_path):
     assert steps_of_a_save(tmp_path) == [
         "begin",
+        "record",
+        "commit record",
         "create a",
         "create b",
         "flush",
         "report",
         "commit",
         "check",
+        "look",
         "manifest",
         "commit manifest",
         "replace",
+        "announce",
     ]
 
 
@@ -131,19 +135,19 @@ class FaultyVolume(LocalVolume):
 
 
 def test_a_commit_that_raised_after_it_was_applied_is_a_success(tmp_path):
-    volume = FaultyVolume(tmp_path, ["fine", "busy"])
+    volume = FaultyVolume(tmp_path, ["fine", "fine", "busy"])
     save(volume, NEW)
     assert content(open_named(volume, "run", "weights", "one", verify="full")) == {NEW * 3}
 
 
 def test_a_lost_commit_is_tried_again(tmp_path):
-    volume = FaultyVolume(tmp_path, ["unavailable", "fine", "lost", "fine"])
+    volume = FaultyVolume(tmp_path, ["unavailable", "fine", "unavailable", "fine", "lost", "fine"])
     save(volume, NEW)
     assert content(open_named(volume, "run", "weights", "one", verify="full")) == {NEW * 3}
 
 
 def test_a_volume_that_never_takes_the_manifest_refuses_and_publishes_nothing(tmp_path):
-    volume = FaultyVolume(tmp_path, ["fine", "lost", "lost", "lost"])
+    volume = FaultyVolume(tmp_path, ["fine", "fine", "lost", "lost", "lost"])
     with pytest.raises(PublishRefused):
         save(volume, NEW)
     volume.hidden = False
@@ -153,7 +157,7 @@ def test_a_volume_that_never_takes_the_manifest_refuses_and_publishes_nothing(tm
 def test_a_volume_that_will_not_say_gives_an_unknown_outcome_and_nothing_is_removed(tmp_path):
     volume = FaultyVolume(tmp_path, ["fine"])
     save(volume, OLD)
-    volume.script = ["fine", "unavailable"]
+    volume.script = ["fine", "fine", "unavailable"]
 
     def blind(step: str) -> None:
         volume.blind = step == "commit manifest"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lilo_volume.errors import InvalidPath, ManifestInvalid
@@ -65,6 +65,10 @@ class Manifest:
     """The caller's; kept and never interpreted."""
     created_unix_ms: int
     """When it was published, by rank 0's clock, and always later than what it replaces."""
+    expected: tuple[str, ...] = ()
+    """The paths that were declared before, sorted: exactly those of `files`; empty if none were declared."""
+    lineage: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Where it comes from, as `parent`, `config`, `code`; the caller's, never interpreted."""
 
     @property
     def size_bytes(self) -> int:
@@ -154,6 +158,8 @@ def _read(top: Fields) -> Manifest:
         receipts=tuple(_read_receipt(item) for item in top.records("receipts")),
         metadata=top.texts("metadata"),
         created_unix_ms=top.integer("created_unix_ms"),
+        expected=top.text_list("expected"),
+        lineage=top.texts("lineage"),
     )
     top.end()
     _check(manifest)
@@ -191,6 +197,8 @@ def _check(manifest: Manifest) -> None:
         raise ManifestInvalid("files: there are none; a checkpoint has at least one")
     if len({path.casefold() for path in paths}) != len(paths):
         raise ManifestInvalid("files: two have the same path, or differ only in case")
+    if manifest.expected and list(manifest.expected) != sorted(paths):
+        raise ManifestInvalid("expected: these are not the paths of the files")
     ranks = [receipt.rank for receipt in manifest.receipts]
     if ranks != list(range(manifest.world_size)):
         raise ManifestInvalid(
@@ -234,4 +242,6 @@ def _body(manifest: Manifest) -> dict[str, Any]:
         ],
         "metadata": dict(manifest.metadata),
         "created_unix_ms": manifest.created_unix_ms,
+        "expected": list(manifest.expected),
+        "lineage": dict(manifest.lineage),
     }

@@ -75,7 +75,15 @@ def table(identities: Sequence[Identity]) -> str:
     """The identities, one line per rank, for people."""
     head = ("rank", "of", "node", "host", "boot", "process", "volume")
     rows = [
-        (str(i.rank), str(i.world_size), i.node, i.host, i.boot[:8], str(i.process), i.volume or "-")
+        (
+            str(i.rank),
+            str(i.world_size),
+            i.node,
+            i.host,
+            i.boot[:8],
+            str(i.process),
+            i.volume or "-",
+        )
         for i in identities
     ]
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]

@@ -7,21 +7,23 @@
     5. replace   rank 0: what the new checkpoint overwrites is removed
     6. outcome   every rank returns the checkpoint, or raises the same error
 
-No step renames, copies or reloads; a commit that raises proves nothing, so rank 0 looks before it decides.
+No step renames, copies or reloads; a commit that raises proves nothing, so rank 0 looks before it decides. Each step
+may be taken twice. All ranks take part in the same collectives on every path.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from lilo_volume.agreement import decided_by_rank_zero
+from lilo_volume.begin import Beginning
 from lilo_volume.checkpoint import Checkpoint, label_of
+from lilo_volume.discard import discard
 from lilo_volume.errors import (
-    FileMissing,
+    GroupTimeout,
     MissingFiles,
     NameTaken,
     OutcomeUnknown,
@@ -30,24 +32,16 @@ from lilo_volume.errors import (
     UnexpectedFiles,
     VolumeError,
 )
-from lilo_volume.files import write_durably
-from lilo_volume.group import Group
 from lilo_volume.log import warn
-from lilo_volume.manifest import (
-    MANIFEST_NAME,
-    FileEntry,
-    Manifest,
-    Receipt,
-    attempt_folder,
-    name_folder,
-    parse,
-)
+from lilo_volume.manifest import FileEntry, Manifest, Receipt, attempt_folder, name_folder, parse
+from lilo_volume.node import NamedGroup, is_leader
 from lilo_volume.publication import Publication
-from lilo_volume.scan import Found, remove_attempt, scan
+from lilo_volume.scan import Found, newest, remove_attempt, scan
+from lilo_volume.send import send_manifest
+from lilo_volume.steps import Steps
 from lilo_volume.volume import Volume
 
-_COMMIT_TRIES = 3
-"""A commit is safe to repeat; more tries than this hide an outage."""
+_POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,179 +61,231 @@ class Report:
         return cls(tuple(sorted(files, key=lambda entry: entry.path)), expected, failure)
 
 
+@dataclass(frozen=True, slots=True)
+class _Notes:
+    """What rank 0 adds to the manifest on the caller's behalf."""
+
+    layout: Mapping[str, int]
+    metadata: Mapping[str, str]
+    lineage: Mapping[str, str]
+
+
+Install = Callable[[list[Report], tuple[FileEntry, ...]], tuple[FileEntry, ...]]
+"""Rank 0, between commit and check: brings the files into the attempt's folder; returns their entries there."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publisher:
     """One rank's side of one publication."""
 
     volume: Volume
-    group: Group
+    group: NamedGroup
     publication: Publication
-    nodes: tuple[str, ...]
-    """Node of each rank."""
     overwrite: bool
+    retry: bool
     timeout_s: float
-    on_step: Callable[[str], None]
+    settle_s: float
+    steps: Steps
+    install: Install | None = None
+    """For files that were not written in place."""
+
+    @classmethod
+    def of(cls, beginning: Beginning, *, install: Install | None = None) -> Publisher:
+        """The publisher of an attempt that has begun."""
+        return cls(
+            volume=beginning.volume,
+            group=beginning.group,
+            publication=beginning.publication,
+            overwrite=beginning.overwrite,
+            retry=beginning.retry,
+            timeout_s=beginning.timeout_s,
+            settle_s=beginning.settle_s,
+            steps=beginning.steps,
+            install=install,
+        )
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Node of each rank."""
+        return self.group.nodes
+
+    @property
+    def label(self) -> str:
+        """Collection, kind and name, for messages."""
+        return label_of(self.publication)
 
     def run(
-        self, report: Report, layout: Mapping[str, int], metadata: Mapping[str, str]
+        self,
+        report: Report,
+        layout: Mapping[str, int],
+        metadata: Mapping[str, str],
+        lineage: Mapping[str, str],
     ) -> Checkpoint:
         """Run the steps; the same outcome on every rank.
 
         Raises:
             PublishRefused, OutcomeUnknown, GroupTimeout: see `Attempt.publish`.
         """
-        self.on_step("report")
-        reports = self.group.all_gather(report, timeout_s=self.timeout_s, step="report")
+        reports = self._reports(report)
+        commits: list[str | None] = [None] * len(reports)
         if all(item.failure is None for item in reports):
-            self._commit_node()
-            self.group.barrier(timeout_s=self.timeout_s, step="commit")
-        manifest = decided_by_rank_zero(
-            self.group,
-            lambda: self._publish(reports, layout, metadata),
-            label=label_of(self.publication),
-            node=self.nodes[0],
-            timeout_s=self.timeout_s,
-            step="outcome",
-        )
+            failure = self._commit_node()
+            commits = self.group.all_gather(failure, timeout_s=self.timeout_s, step="commit")
+        notes = _Notes(layout, metadata, lineage)
+        try:
+            manifest = decided_by_rank_zero(
+                self.group,
+                lambda: self._publish(reports, commits, notes),
+                label=self.label,
+                node=self.nodes[0],
+                timeout_s=self.timeout_s,
+                step="outcome",
+            )
+        except (OutcomeUnknown, GroupTimeout):
+            raise  # it may be published: nothing is removed
+        except VolumeError:
+            self._discard()
+            raise
+        if manifest.publication != self.publication:
+            self._discard()  # an earlier try had published it already
         return Checkpoint.of(self.volume, manifest)
 
-    def _commit_node(self) -> None:
-        """Commit if this is the lowest rank of its node. An error decides nothing: rank 0 looks at what arrived."""
-        if self.nodes.index(self.nodes[self.group.rank]) != self.group.rank:
-            return
-        self.on_step("commit")
-        for _ in range(_COMMIT_TRIES):
-            try:
-                self.volume.commit()
-            except VolumeError as error:
-                warn("commit of %s raised: %s", label_of(self.publication), error)
-            else:
-                return
+    def _discard(self) -> None:
+        discard(self.volume, self.group, self.publication, self.steps, timeout_s=self.timeout_s)
 
-    def _publish(
-        self, reports: list[Report], layout: Mapping[str, int], metadata: Mapping[str, str]
-    ) -> Manifest:
-        """Rank 0's steps; a refusal leaves nothing of the attempt behind."""
+    def _reports(self, report: Report) -> list[Report]:
+        try:
+            with self.steps.named("report"):
+                pass
+        except Exception as error:  # the other ranks wait for a report, whatever happened
+            report = Report((), None, f"{type(error).__name__}: {error}")
+        return self.group.all_gather(report, timeout_s=self.timeout_s, step="report")
+
+    def _commit_node(self) -> str | None:
+        """Commit if this is the lowest rank of its node. An error decides nothing: rank 0 looks at what arrived."""
+        if not is_leader(self.nodes, self.group.rank):
+            return None
+        try:
+            self.steps.retried("commit", self.volume.commit)
+        except Exception as error:  # the other ranks wait for this one
+            warn("commit of %s raised: %s", self.label, error)
+            return f"commit: {type(error).__name__}: {error}"
+        return None
+
+    def _publish(self, reports: list[Report], commits: list[str | None], notes: _Notes) -> Manifest:
+        """Rank 0's steps; what it raises, before the manifest is sent, is a refusal."""
         home = name_folder(
             self.publication.collection, self.publication.kind, self.publication.name
         )
-        with self._removed_if_refused():
-            files = checked_files(label_of(self.publication), self.nodes, reports)
-            self.on_step("check")
-            self._check_committed(files)
+        files = checked_files(self.label, self.nodes, reports)
+        if self.install is not None:
+            files = self.install(reports, files)
+        self._check_committed(files, reports, commits)
         with self.volume.exclusive(home, timeout_s=self.timeout_s):
-            with self._removed_if_refused():
-                older = self._replaced(home)
-                manifest = self._manifest(files, reports, layout, metadata, _later_than(older))
-                data = manifest.to_bytes()
-                parse(data)  # what no reader would believe is refused here, and not found out later
-                self._send(data)
-            self._remove_older(older)
+            older = self.steps.retried("look", lambda: self._published(home))
+            manifest = self._manifest(files, reports, notes, _later_than(older))
+            if older and not self.overwrite:
+                return self._already(older, manifest)
+            data = manifest.to_bytes()
+            parse(data)  # what no reader would believe is refused here, and not found out later
+            send_manifest(self.volume, self.publication, data, self.steps)
+            self._finish(older)
         return manifest
 
-    @contextlib.contextmanager
-    def _removed_if_refused(self) -> Generator[None]:
-        """Remove the attempt on an error, unless it may be published. A crash leaves it to the catalogue."""
-        try:
-            yield
-        except OutcomeUnknown:
-            raise
-        except Exception:
-            with contextlib.suppress(VolumeError):
-                remove_attempt(self.volume, attempt_folder(self.publication))
-            raise
-
-    def _check_committed(self, files: tuple[FileEntry, ...]) -> None:
+    def _check_committed(
+        self, files: tuple[FileEntry, ...], reports: list[Report], commits: list[str | None]
+    ) -> None:
         """Compare names and sizes with the committed state, which is all that readers will see."""
+        deadline = time.monotonic() + self.settle_s
+        while wrong := self.steps.retried("check", lambda: self._not_committed(files)):
+            if time.monotonic() >= deadline or any(commits):
+                break
+            time.sleep(_POLL_S)
+        if not wrong:
+            return
+        owners = [
+            rank for rank, report in enumerate(reports) if wrong & {e.path for e in report.files}
+        ]
+        for rank in owners:
+            leader = self.nodes.index(self.nodes[rank])
+            if (failure := commits[leader]) is not None:
+                raise RankFailed(self.label, leader, self.nodes[leader], failure)
+        raise MissingFiles(
+            self.label, tuple(sorted(wrong)), len(files), _sources(owners, self.nodes)
+        )
+
+    def _not_committed(self, files: tuple[FileEntry, ...]) -> set[str]:
         folder = attempt_folder(self.publication)
         sizes = {
             entry.path.removeprefix(f"{folder}/"): entry.size_bytes
             for entry in self.volume.list_committed(folder)
         }
-        wrong = tuple(entry.path for entry in files if sizes.get(entry.path) != entry.size_bytes)
-        if wrong:
-            raise MissingFiles(label_of(self.publication), wrong, len(files))
+        return {entry.path for entry in files if sizes.get(entry.path) != entry.size_bytes}
 
-    def _replaced(self, home: str) -> list[Found]:
+    def _published(self, home: str) -> list[Found]:
         """What is published under this name now; the caller holds the lock of the name."""
-        older = [found for found in scan(self.volume, home) if found.published]
-        if older and not self.overwrite:
+        return [found for found in scan(self.volume, home) if found.published]
+
+    def _already(self, older: list[Found], wanted: Manifest) -> Manifest:
+        """What an earlier try published, if it is what this one would publish.
+
+        Raises:
+            NameTaken: it is not, or this is no retry.
+        """
+        found = newest(older)
+        if self.retry and found is not None and found.manifest is not None:
+            if _content(found.manifest) == _content(wanted):
+                return found.manifest
             raise NameTaken(
-                f"checkpoint {label_of(self.publication)!r} was published by another attempt meanwhile; "
-                "choose another name, or save with overwrite=True"
+                f"checkpoint {self.label!r} was published before with other content; choose another name, or save "
+                "with overwrite=True"
             )
-        return older
+        raise NameTaken(
+            f"checkpoint {self.label!r} was published by another attempt meanwhile; choose another name, save with "
+            "overwrite=True, or with retry=True if it may be this one"
+        )
 
     def _manifest(
         self,
         files: tuple[FileEntry, ...],
         reports: list[Report],
-        layout: Mapping[str, int],
-        metadata: Mapping[str, str],
+        notes: _Notes,
         created_unix_ms: int,
     ) -> Manifest:
+        written = {entry.path for entry in files}
         return Manifest(
             publication=self.publication,
             world_size=len(reports),
-            layout=dict(layout),
+            layout=dict(notes.layout),
             files=files,
             receipts=tuple(
-                Receipt(rank=rank, node=self.nodes[rank], files=tuple(e.path for e in report.files))
+                Receipt(
+                    rank=rank,
+                    node=self.nodes[rank],
+                    files=tuple(e.path for e in report.files if e.path in written),
+                )
                 for rank, report in enumerate(reports)
             ),
-            metadata=dict(metadata),
+            metadata=dict(notes.metadata),
             created_unix_ms=created_unix_ms,
+            expected=tuple(sorted(_expected(reports))),
+            lineage=dict(notes.lineage),
         )
 
-    def _send(self, data: bytes) -> None:
-        """Write the manifest and commit it.
-
-        Raises:
-            PublishRefused: the volume refused it each time; it is not there.
-            OutcomeUnknown: the volume will not say.
-        """
-        self.on_step("manifest")
-        path = f"{attempt_folder(self.publication)}/{MANIFEST_NAME}"
-        place = self.volume.local_path(path)
-        write_durably(place, data)
-        last: VolumeError | None = None
-        for _ in range(_COMMIT_TRIES):
-            self.on_step("commit manifest")
-            try:
-                self.volume.commit()
-            except VolumeError as error:
-                if self._arrived(path, data, error):
-                    warn("commit of %s raised after it was applied: %s", path, error)
-                    return
-                last = error
-            else:
-                return
-        place.unlink()  # or a later commit of anything else would publish it after all
-        raise PublishRefused(
-            f"checkpoint {label_of(self.publication)!r}: the volume refused the manifest {_COMMIT_TRIES} times "
-            f"(last: {last}); nothing was published"
-        ) from last
-
-    def _arrived(self, path: str, data: bytes, cause: VolumeError) -> bool:
-        """Whether the manifest is in the committed state."""
-        try:
-            return self.volume.read_committed(path) == data
-        except FileMissing:
-            return False
-        except VolumeError as error:
-            raise OutcomeUnknown(
-                f"checkpoint {label_of(self.publication)!r}: commit raised ({cause}), and reading back did too "
-                f"({error}); list the checkpoints before saving again"
-            ) from error
-
-    def _remove_older(self, older: list[Found]) -> None:
+    def _finish(self, older: list[Found]) -> None:
         """Remove what is replaced. Failing is no harm: of one name, the manifest published last counts."""
         for found in older:
-            self.on_step("replace")
             try:
-                remove_attempt(self.volume, found.folder)
-            except VolumeError as error:
+                self.steps.retried("replace", lambda f=found: remove_attempt(self.volume, f.folder))
+            except (
+                Exception
+            ) as error:  # the checkpoint is published: nothing may be refused from here on
                 warn("%s is replaced but could not be removed: %s", found.folder, error)
+        try:
+            with self.steps.named("announce"):
+                pass
+        except Exception as error:  # as above
+            warn("%s is published, and then: %s", self.label, error)
 
 
 def checked_files(
@@ -260,11 +306,12 @@ def checked_files(
     if twice:
         raise UnexpectedFiles(label, tuple(sorted(twice)), "were written twice")
     have = {entry.path for entry in files}
-    wanted = [report.expected for report in reports if report.expected is not None]
-    expected = frozenset[str]().union(*wanted)
+    declared = any(report.expected is not None for report in reports)
+    expected = _expected(reports)
     if missing := sorted(expected - have):
-        raise MissingFiles(label, tuple(missing), len(expected))
-    if wanted and (extra := sorted(have - expected)):
+        sources = _sources(_asked(reports, missing), nodes)
+        raise MissingFiles(label, tuple(missing), len(expected), sources)
+    if declared and (extra := sorted(have - expected)):
         raise UnexpectedFiles(label, tuple(extra), "nobody expected")
     if not files:
         raise PublishRefused(f"checkpoint {label!r} has no files; a checkpoint has at least one")
@@ -275,3 +322,28 @@ def _later_than(older: list[Found]) -> int:
     """Now, or just after what is replaced if the clock went back."""
     times = [f.manifest.created_unix_ms + 1 for f in older if f.manifest is not None]
     return max([time.time_ns() // 1_000_000, *times])
+
+
+def _expected(reports: list[Report]) -> frozenset[str]:
+    wanted = [report.expected for report in reports if report.expected is not None]
+    return frozenset[str]().union(*wanted)
+
+
+def _asked(reports: list[Report], missing: list[str]) -> list[int]:
+    """Ranks that alone declared a missing file, and so should have written it; none if all declared all."""
+    ranks = [r for r, report in enumerate(reports) if set(missing) & set(report.expected or ())]
+    return [] if len(ranks) == len(reports) else ranks
+
+
+def _sources(ranks: Iterable[int], nodes: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"rank {rank} on node {nodes[rank]}" for rank in ranks)
+
+
+def _content(manifest: Manifest) -> tuple[object, ...]:
+    """What two tries at one checkpoint have in common."""
+    return (
+        manifest.publication.order,
+        manifest.files,
+        dict(manifest.layout),
+        dict(manifest.metadata),
+    )

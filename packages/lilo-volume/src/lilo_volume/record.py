@@ -8,7 +8,10 @@ from lilo_volume.publication import Publication
 
 
 def encode_record(publication: Publication, world_size: int, begun_unix_ms: int) -> bytes:
-    """The note as JSON. It is never needed to read a checkpoint."""
+    """The note as JSON. It is never needed to read a checkpoint.
+
+    Every node puts the same bytes into its own view: whatever it commits later comes with its note.
+    """
     record = {
         "format": 1,
         "collection": publication.collection,

@@ -3,6 +3,7 @@
 For progress, and for `faults`, which stops or fails a rank at any of them. In order, with who takes them:
 
     begin             every rank      says who it is
+    look              rank 0          whether the name is taken; again before the manifest
     record            rank 0          makes the attempt's folder and the note in it
     commit record     rank 0          so that whatever is left behind later can be told from foreign files
     join              a rank per node sees the note in the committed state, and puts it into its own view
@@ -35,7 +36,8 @@ from lilo_volume.log import warn
 T = TypeVar("T")
 TRIES = 3
 """Every step may be repeated; more tries than this hide an outage."""
-_FIRST_DELAY_S = 0.01
+FIRST_DELAY_S = 0.01
+"""Before the second try; a client of a remote medium does its own, longer ones."""
 _DELAY_GROWTH = 10
 
 
@@ -79,7 +81,7 @@ class Steps:
         Raises:
             VolumeBusy, VolumeUnavailable: each time; it may have been applied all the same.
         """
-        delay_s = _FIRST_DELAY_S
+        delay_s = FIRST_DELAY_S
         for _ in range(TRIES - 1):
             try:
                 with self.named(step):
