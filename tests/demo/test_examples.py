@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import tinker
 from lilo_engine.demo.server import LocalServer, ServerFailed
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -53,13 +54,12 @@ def test_a_plain_text_is_learned(server, tmp_path):
     assert losses(lines)[-1] < losses(lines)[0] / 1.5
 
 
-def test_a_server_goes_on_with_its_data_folder_and_its_key(tmp_path):
-    first = LocalServer("tiny", tmp_path)
-    with first:
-        key = first.api_key
-    assert first.stop() == 0
-    with LocalServer("tiny", tmp_path) as second:
-        assert second.api_key == key
+def test_a_stopped_server_goes_on_with_its_data_folder_and_its_key(server):
+    assert server.stop() == 0
+    server.start()
+    assert LocalServer("tiny", server.data_dir).api_key == server.api_key
+    with tinker.ServiceClient(base_url=server.base_url, api_key=server.api_key) as service:
+        assert service.get_server_capabilities().supported_models[0].model_name == "tiny"
 
 
 def test_a_server_that_cannot_start_says_why(tmp_path):
