@@ -15,9 +15,10 @@ from lilo_volume.config import node_id
 from lilo_volume.errors import CheckpointCorrupt, CheckpointMissing
 from lilo_volume.group import Group, SoloGroup
 from lilo_volume.log import warn
-from lilo_volume.manifest import Manifest, name_folder
+from lilo_volume.manifest import Manifest, attempt_folder, name_folder
 from lilo_volume.naming import encode
 from lilo_volume.scan import Found, newest, scan
+from lilo_volume.transfer import bring
 from lilo_volume.verify import Verify, find_fault
 from lilo_volume.volume import Volume
 
@@ -78,7 +79,7 @@ def open_named(
         return found.manifest
 
     volume.reload()
-    return Checkpoint.of(volume, _decide(group or SoloGroup(), choose, label, timeout_s))
+    return _brought(volume, _decide(group or SoloGroup(), choose, label, timeout_s))
 
 
 def latest(
@@ -108,8 +109,15 @@ def latest(
     volume.reload()
     label = f"{collection}/{kind}"
     manifest, skipped = _decide(group or SoloGroup(), choose, label, timeout_s)
-    checkpoint = None if manifest is None else Checkpoint.of(volume, manifest)
+    checkpoint = None if manifest is None else _brought(volume, manifest)
     return Latest(checkpoint=checkpoint, skipped=skipped)
+
+
+def _brought(volume: Volume, manifest: Manifest) -> Checkpoint:
+    """The checkpoint, with its files in this container's view."""
+    checkpoint = Checkpoint.of(volume, manifest)
+    bring(volume, attempt_folder(manifest.publication), [entry.path for entry in manifest.files])
+    return checkpoint
 
 
 def _newest_first(found: list[Found]) -> list[Found]:
