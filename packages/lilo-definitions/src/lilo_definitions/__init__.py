@@ -5,7 +5,8 @@ Pure data: no torch, no Ray, no network.
 """
 
 from lilo_definitions.catalogue import get, names
-from lilo_definitions.definition import Definition, Limits, Lora, ModelSpec, Sampler, Topology
+from lilo_definitions.definition import Definition
+from lilo_definitions.deployment import Deployment
 from lilo_definitions.digest import canonical_json, digest
 from lilo_definitions.errors import (
     DefinitionError,
@@ -14,19 +15,32 @@ from lilo_definitions.errors import (
     UnknownDefinition,
 )
 from lilo_definitions.fit import ModelConfig, check_fits_model, read_model_config
+from lilo_definitions.gpus import GPUS, Gpu, GpuName
+from lilo_definitions.limits import Limits
+from lilo_definitions.lora import Lora
+from lilo_definitions.model import ModelSpec
+from lilo_definitions.sampler import Pool, Sampler
 from lilo_definitions.source import resolve_source
+from lilo_definitions.topology import Topology
+from lilo_definitions.trainer import Trainer
 
 __all__ = [
+    "GPUS",
     "Definition",
     "DefinitionError",
+    "Deployment",
+    "Gpu",
+    "GpuName",
     "InvalidDefinition",
     "InvalidSource",
     "Limits",
     "Lora",
     "ModelConfig",
     "ModelSpec",
+    "Pool",
     "Sampler",
     "Topology",
+    "Trainer",
     "UnknownDefinition",
     "canonical_json",
     "check_fits_model",

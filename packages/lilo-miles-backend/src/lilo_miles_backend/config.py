@@ -17,8 +17,6 @@ class BackendSettings:
     threads_per_rank: int = 1
     """torch threads of one rank. One, since ranks x threads over the cores makes timings collapse, and a
     laptop's cores also serve HTTP and the sampler. `LILO_RANK_THREADS`."""
-    logprob_chunk_tokens: int = 1024
-    """Tokens whose logits exist at once; 1024 x 152k float32 are 0.6 GB."""
 
     @classmethod
     def from_environment(cls) -> BackendSettings:

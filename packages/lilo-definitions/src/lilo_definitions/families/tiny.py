@@ -7,7 +7,12 @@ run on it; ids below 256 are bytes.
 
 from __future__ import annotations
 
-from lilo_definitions.definition import Definition, Limits, Lora, ModelSpec, Sampler, Topology
+from lilo_definitions.definition import Definition
+from lilo_definitions.limits import Limits
+from lilo_definitions.lora import Lora
+from lilo_definitions.model import ModelSpec
+from lilo_definitions.sampler import Sampler
+from lilo_definitions.topology import Topology
 
 
 def tiny() -> Definition:

@@ -67,7 +67,7 @@ class Rank:
             timeout_minutes=definition.limits.distributed_timeout_minutes,
         )
         try:
-            self._load(config, settings)
+            self._load(config)
         except BaseException:
             self._parallel.leave()
             raise
@@ -132,7 +132,7 @@ class Rank:
         """Leave the process groups."""
         self._parallel.leave()
 
-    def _load(self, config: BackendConfig, settings: BackendSettings) -> None:
+    def _load(self, config: BackendConfig) -> None:
         definition = config.definition
         folder = resolve_source(definition.model.source)
         self._model = BaseModel(definition, folder, self._device, self._parallel)
@@ -141,7 +141,7 @@ class Rank:
         self._captures = Captures(self._volume, SoloGroup())
         self._limits = PassLimits(
             max_tokens=definition.limits.max_tokens_per_rank,
-            chunk_tokens=settings.logprob_chunk_tokens,
+            chunk_tokens=definition.limits.logprob_chunk_tokens,
         )
 
     def _run_batch(self, batch: Batch) -> list[Output]:

@@ -1,0 +1,46 @@
+"""GPUs that a definition can name: memory and price, for the planner and for what a deployment costs.
+
+Memory is what CUDA reports of the card, in 10^9 bytes (an H200 reports 139.8 GiB). Prices are a public list's, per
+second of one GPU; `lilo plan --usd-per-gpu-hour` takes another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal, TypeAlias
+
+GpuName: TypeAlias = Literal["A100-80GB", "H100", "H200", "B200"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One kind of GPU."""
+
+    name: GpuName
+    memory_bytes: float
+    """All of it; the planner leaves a margin (`planner/memory.py`)."""
+    usd_per_s: float
+    """Modal's list price of one GPU for one second, 2026-09."""
+    speed: float
+    """Dense bf16 speed relative to an H200's, by data sheet; the planner's measured rates are of an H200."""
+
+    @property
+    def usd_per_hour(self) -> float:
+        """Price of one GPU for one hour."""
+        return self.usd_per_s * 3600
+
+
+GPUS: Mapping[GpuName, Gpu] = MappingProxyType(
+    {
+        gpu.name: gpu
+        for gpu in (
+            Gpu(name="A100-80GB", memory_bytes=85.1e9, usd_per_s=0.000694, speed=0.315),
+            Gpu(name="H100", memory_bytes=85.0e9, usd_per_s=0.001097, speed=1.0),
+            Gpu(name="H200", memory_bytes=150.1e9, usd_per_s=0.001261, speed=1.0),
+            Gpu(name="B200", memory_bytes=191.5e9, usd_per_s=0.001736, speed=2.27),
+        )
+    }
+)
+"""By name. Speeds: 312, 989, 989 and 2,250 TFLOP/s dense bf16 in the vendor's data sheets."""

@@ -1,0 +1,65 @@
+"""What this version of the trainer can build, asked of a definition before anything is started.
+
+A definition may name things that come later; each is refused here by its field's name, never ignored. A feature that
+arrives removes its line.
+"""
+
+from __future__ import annotations
+
+from lilo_definitions import Definition
+from lilo_engine.errors import InvalidRequest
+
+FAMILIES = ("qwen3",)
+"""Families whose layers and weight map are built."""
+
+
+def check_offered(definition: Definition) -> None:
+    """Refuse a definition that asks for what no part of this version does.
+
+    Raises:
+        InvalidRequest: names every such field, its value, and what is offered.
+    """
+    if refused := _refused(definition):
+        raise InvalidRequest(
+            f"definition {definition.name!r} asks for what this version of lilo-miles-backend does not do: "
+            + "; ".join(refused)
+        )
+
+
+def _refused(definition: Definition) -> list[str]:
+    """Every field that would be lost, as a sentence."""
+    topology, trainer = definition.topology, definition.trainer
+    claims: list[tuple[bool, str, object, str]] = [
+        (
+            definition.model.family in FAMILIES,
+            "model.family",
+            definition.model.family,
+            ", ".join(FAMILIES),
+        ),
+        (topology.device == "cpu", "topology.device", topology.device, "cpu"),
+        (topology.nodes == 1, "topology.nodes", topology.nodes, "1"),
+        (topology.tp == 1, "topology.tp", topology.tp, "1"),
+        (topology.cp == 1, "topology.cp", topology.cp, "1"),
+        (topology.dp == 1, "topology.dp", topology.dp, "1"),
+        (not topology.rdma, "topology.rdma", topology.rdma, "false"),
+        (
+            # A layout of one rank needs no padding, which is what auto and off both come to; on pads to 2.
+            topology.align_sequences_to_parallel_layout != "on",
+            "topology.align_sequences_to_parallel_layout",
+            topology.align_sequences_to_parallel_layout,
+            "auto, off",
+        ),
+        (
+            trainer.keep_activations == "all",
+            "trainer.keep_activations",
+            trainer.keep_activations,
+            "all",
+        ),
+        (not trainer.pack_models, "trainer.pack_models", trainer.pack_models, "false"),
+        (trainer.captures == "memory", "trainer.captures", trainer.captures, "memory"),
+    ]
+    return [
+        f"{field} is {value!r} (offered: {offered})"
+        for holds, field, value, offered in claims
+        if not holds
+    ]
