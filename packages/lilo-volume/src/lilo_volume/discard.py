@@ -6,9 +6,9 @@ The views come first: what stays in one would be committed again, with anything 
 from __future__ import annotations
 
 import contextlib
-import shutil
 
 from lilo_volume.errors import InvalidPath
+from lilo_volume.files import remove_tree
 from lilo_volume.log import warn
 from lilo_volume.manifest import attempt_folder
 from lilo_volume.node import NamedGroup, is_leader
@@ -41,8 +41,8 @@ def discard(
 
 def clear_view(volume: Volume, publication: Publication) -> None:
     """Remove an attempt from this container's view."""
-    with contextlib.suppress(InvalidPath):
-        shutil.rmtree(volume.local_path(attempt_folder(publication)), ignore_errors=True)
+    with contextlib.suppress(InvalidPath, OSError):
+        remove_tree(volume.local_path(attempt_folder(publication)))
 
 
 def remove_committed_attempt(volume: Volume, publication: Publication) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from lilo_volume.digest import Hasher
-from lilo_volume.manifest import FileEntry
+from lilo_volume.manifest import RECORD_NAME, FileEntry
 
 _BLOCK_BYTES = 1024 * 1024
 """Small pieces (pickles, zip records) are gathered to one block; large ones go out in blocks of this size, so
@@ -143,6 +144,23 @@ def make_folders(root: Path, relative: str) -> list[Path]:
             continue
         changed.append(parent)
     return changed
+
+
+def remove_tree(place: Path) -> None:
+    """Remove a folder and all below it, the note of an attempt last: what a crash leaves still tells what it was.
+
+    Raises:
+        OSError: it is not there, or cannot be removed.
+    """
+    with os.scandir(place) as found:
+        items = [item for item in found if item.name != RECORD_NAME]
+    for item in items:
+        with contextlib.suppress(FileNotFoundError):
+            if item.is_dir(follow_symlinks=False):
+                shutil.rmtree(item.path)
+            else:
+                os.unlink(item.path)
+    shutil.rmtree(place)
 
 
 def flush_folder(folder: Path) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 from lilo_volume.errors import FileMissing, InvalidPath, VolumeFull, VolumeUnavailable
+from lilo_volume.files import remove_tree
 from lilo_volume.locks import exclusive_file
 from lilo_volume.naming import check_relative
 from lilo_volume.volume import Entry
@@ -121,7 +122,7 @@ class LocalVolume:
             if not stat.S_ISDIR(place.lstat().st_mode):
                 place.unlink()
             elif recursive:
-                shutil.rmtree(place)
+                remove_tree(place)
             else:
                 raise InvalidPath(f"{path!r} is a folder; pass recursive=True to remove it")
 
