@@ -1,8 +1,9 @@
 """`lilo`: one typer app; each sub-command is a function or a group in a module of its own.
 
-Only the module of the command that was typed is imported; `--help` imports them all. One that cannot be imported,
-because an extra or another package is not installed, becomes a command that says what to install. Other packages add
-theirs through the entry-point group `lilo.commands`: a function, or a `typer.Typer` for a group.
+Only the module of the command that was typed is imported; `lilo --help` imports none and lists the lines kept here.
+One that cannot be imported, because an extra or another package is not installed, becomes a command that says what to
+install. Other packages add theirs through the entry-point group `lilo.commands`: a function, or a `typer.Typer` for a
+group.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import logging
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 
 import typer
@@ -19,16 +20,26 @@ import typer
 from lilo_engine.config import log_level
 
 GROUP = "lilo.commands"
-COMMANDS: Mapping[str, str] = MappingProxyType(
+COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
-        "serve": "lilo_engine.cli.serve:serve",
-        "demo": "lilo_engine.cli.demo:demo",
-        "definitions": "lilo_engine.cli.definitions:app",
-        "keys": "lilo_engine.cli.keys:app",
-        "doctor": "lilo_engine.cli.doctor:doctor",
+        "serve": ("lilo_engine.cli.serve:serve", "Serve a definition until Ctrl-C."),
+        "demo": ("lilo_engine.cli.demo:demo", "Watch a small model learn sums through the SDK."),
+        "definitions": (
+            "lilo_engine.cli.definitions:app",
+            "What can be trained: list the definitions, show one.",
+        ),
+        "plan": (
+            "lilo_engine.cli.plan:plan",
+            "What a definition needs: memory, time, price.",
+        ),
+        "keys": ("lilo_engine.cli.keys:app", "API keys: make, list, revoke."),
+        "doctor": (
+            "lilo_engine.cli.doctor:doctor",
+            "Check this machine, and say what to mend.",
+        ),
     }
 )
-"""Name -> where its function or group is."""
+"""Name -> where its function or group is, and its line in `lilo --help`."""
 _HINTS: Mapping[str, str] = MappingProxyType(
     {"demo": "pip install 'lilo-engine[demo]' lilo-miles-backend"}
 )
@@ -41,19 +52,36 @@ def build(typed: str | None = None) -> typer.Typer:
     Args:
         typed: The command that was typed, if one was: then only it is imported.
     """
+    app = _empty()
+    finders = _finders()
+    for name, find in finders.items():
+        if typed not in finders or name == typed:
+            _add(app, name, find)
+    return app
+
+
+def index() -> typer.Typer:
+    """The app for `lilo --help`: names and their lines, nothing behind them, nothing imported."""
+    app = _empty()
+    for name, (_, line) in COMMANDS.items():
+        app.command(name, help=line)(_nothing)
+    for point in _points():
+        app.command(point.name, help=f"From {point.module}.")(_nothing)
+    return app
+
+
+def _empty() -> typer.Typer:
     app = typer.Typer(
         name="lilo",
         help="Lilo: a self-hosted fine-tuning service that speaks the Tinker API.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
+        # Plain help: drawing boxes imports rich with Markdown and highlighting, which takes longer than all else.
+        rich_markup_mode=None,
     )
     # Keeps a lone command a sub-command: typer would make it the whole app.
     app.callback()(_nothing)
-    finders = _finders()
-    for name, find in finders.items():
-        if typed not in finders or name == typed:
-            _add(app, name, find)
     return app
 
 
@@ -65,7 +93,11 @@ def main() -> None:
     except ValueError as error:
         typer.echo(f"lilo: {error}", err=True)
         sys.exit(1)
-    build(sys.argv[1] if len(sys.argv) > 1 else None)()
+    typed = sys.argv[1] if len(sys.argv) > 1 else None
+    if typed in (None, "--help"):
+        index()()
+    else:
+        build(typed)()
 
 
 def _nothing() -> None:
@@ -74,11 +106,14 @@ def _nothing() -> None:
 
 def _finders() -> dict[str, Callable[[], object]]:
     found: dict[str, Callable[[], object]] = {
-        name: lambda place=place: _load(place) for name, place in COMMANDS.items()
+        name: lambda place=place: _load(place) for name, (place, _) in COMMANDS.items()
     }
-    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
-        found[point.name] = point.load
+    found.update({point.name: point.load for point in _points()})
     return found
+
+
+def _points() -> list[EntryPoint]:
+    return sorted(entry_points(group=GROUP), key=lambda point: point.name)
 
 
 def _load(place: str) -> object:
