@@ -24,7 +24,7 @@ def test_list_for_programs_is_json():
 def test_show_has_every_field_and_the_digest():
     done = runner.invoke(build(), ["definitions", "show", "tiny"])
     assert done.exit_code == 0
-    for field in ("model.family", "lora.alpha", "limits.max_batch_tokens", "sampler.engine"):
+    for field in ("  family", "  alpha", "  max_batch_tokens", "  engine"):
         assert field in done.stdout
     assert "digest" in done.stdout
 

@@ -66,9 +66,9 @@ def show_definition(
         return
     table = Table(box=None, pad_edge=False)
     table.add_column("field", no_wrap=True)
-    table.add_column("value", overflow="fold")
-    table.add_column("meaning", style="dim", min_width=30)
-    for field, value, meaning in _rows(definition, prefix=""):
+    table.add_column("value", overflow="fold", max_width=24)
+    table.add_column("meaning", style="dim")
+    for field, value, meaning in _rows(definition, depth=0):
         if field not in ("name", "summary"):
             table.add_row(field, value, meaning)
     table.add_row("digest", lilo_definitions.digest(definition)[:16], "Equal content, equal digest")
@@ -91,16 +91,17 @@ def _summary(definition: Definition) -> dict[str, object]:
     }
 
 
-def _rows(part: BaseModel, prefix: str) -> list[tuple[str, str, str]]:
-    """Field, value and meaning of a part and the parts in it, in the order they are declared."""
+def _rows(part: BaseModel, depth: int) -> list[tuple[str, str, str]]:
+    """Field, value and first sentence of the meaning; the fields of a part stand under its name."""
     rows: list[tuple[str, str, str]] = []
     for field, info in type(part).model_fields.items():
         value: object = getattr(part, field)
+        name = "  " * depth + field
+        meaning = " ".join((info.description or "").split()).split(". ")[0].rstrip(".")
         if isinstance(value, BaseModel):
-            rows += _rows(value, f"{prefix}{field}.")
+            rows += [(name, "", meaning), *_rows(value, depth + 1)]
         else:
-            meaning = " ".join((info.description or "").split())
-            rows.append((prefix + field, _shown(value), meaning))
+            rows.append((name, _shown(value), meaning))
     return rows
 
 
