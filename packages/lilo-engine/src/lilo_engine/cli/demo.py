@@ -15,9 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
+from lilo_volume import LocalVolume, open_named
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
+from lilo_engine.config import DataFolder
+from lilo_engine.operations.reference import CheckpointRef
 
 if TYPE_CHECKING:
     from lilo_engine.demo.rl_arithmetic import StepReport
@@ -127,12 +131,17 @@ def _report(console: Console, outcome: Outcome, folder: Path, picture: Path) -> 
     table.add_row("256 exam questions", "", f"{outcome.before:.1%}", f"{outcome.after:.1%}")
     console.print(table)
     console.print(f"picture:    {picture.absolute()}", soft_wrap=True)
-    console.print(f"checkpoint: {outcome.checkpoint}", soft_wrap=True)
-    console.print(
-        f"            (training state, kept under {folder / 'checkpoints'})", soft_wrap=True
-    )
-    console.print(f"adapter:    {outcome.adapter}", soft_wrap=True)
+    for name, path in (("checkpoint", outcome.checkpoint), ("adapter", outcome.adapter)):
+        console.print(f"{name + ':':11} {path}", soft_wrap=True)
+        console.print(f"{'':11} in {_folder_of(path, folder)}", soft_wrap=True)
     console.print(f"go on with: lilo serve tiny --data-dir {folder}", soft_wrap=True)
+
+
+def _folder_of(path: str, data_dir: Path) -> Path:
+    """Where the files of a checkpoint lie; their digests are checked on the way."""
+    ref = CheckpointRef.parse(path)
+    volume = LocalVolume(DataFolder(root=data_dir).checkpoints)
+    return open_named(volume, ref.run_id, ref.kind, ref.name, verify="full").folder
 
 
 def _marked(text: str, answer: str) -> str:
