@@ -4,6 +4,7 @@
     +-- InvalidPath          user    a path that would leave the volume, or cannot be one
     +-- VolumeBusy           server  the medium refuses while files are open
     +-- VolumeUnavailable    server  the medium did not answer; the call may still have been applied
+    +-- VolumeConflict       server  somebody else changed the same thing at the same time
     +-- VolumeFull           server  no room, or a quota is reached
     +-- FileMissing          user    no such file in the committed state
     +-- LockTimeout          server  another publisher of the same name holds on for too long
@@ -54,6 +55,12 @@ class VolumeUnavailable(VolumeError):
     """The medium did not answer; the call may still have been applied."""
 
     kind = "volume_unavailable"
+
+
+class VolumeConflict(VolumeError):
+    """Somebody else changed the same thing at the same time; look, then try again."""
+
+    kind = "volume_conflict"
 
 
 class VolumeFull(VolumeError):
