@@ -20,7 +20,8 @@ from lilo_volume.locks import exclusive_file
 from lilo_volume.naming import check_relative
 from lilo_volume.volume import Entry
 
-_LOCKS = ".lilo-locks"
+LOCKS = ".lilo-locks"
+"""Folder of the lock files; no part of the committed state."""
 
 
 class LocalVolume:
@@ -72,8 +73,8 @@ class LocalVolume:
         Raises:
             LockTimeout: the holder did not finish in time.
         """
-        folder = self._root / _LOCKS
-        with _translating():
+        folder = self._root / LOCKS
+        with translating():
             folder.mkdir(exist_ok=True)
         with exclusive_file(folder, check_relative(path), timeout_s=timeout_s):
             yield
@@ -81,7 +82,7 @@ class LocalVolume:
     def list_committed(self, prefix: str) -> list[Entry]:
         """All regular files below the folder `prefix` ("" = the root), sorted by path; links are not followed."""
         start = self.local_path(prefix) if prefix else self._root
-        with _translating():
+        with translating():
             entries = list(_walk(str(start), f"{prefix}/" if prefix else ""))
         return sorted(entries, key=lambda entry: entry.path)
 
@@ -92,7 +93,7 @@ class LocalVolume:
             FileMissing: there is no such file, or it is no regular one.
         """
         place = self.local_path(path)
-        with _translating(path):
+        with translating(path):
             if not stat.S_ISREG(place.lstat().st_mode):
                 raise FileMissing(f"{path!r} is no regular file")
             return place.read_bytes()
@@ -106,7 +107,7 @@ class LocalVolume:
         target = self.local_path(folder)
         for source in sources:
             place = self.local_path(source)
-            with _translating(source):
+            with translating(source):
                 target.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(place, target / place.name, follow_symlinks=False)
 
@@ -118,7 +119,7 @@ class LocalVolume:
             InvalidPath: it is a folder and `recursive` was not given.
         """
         place = self.local_path(path)
-        with _translating(path):
+        with translating(path):
             if not stat.S_ISDIR(place.lstat().st_mode):
                 place.unlink()
             elif recursive:
@@ -135,7 +136,7 @@ def _walk(folder: str, prefix: str) -> Iterator[Entry]:
         return
     for item in items:
         if item.is_dir(follow_symlinks=False):
-            if prefix or item.name != _LOCKS:
+            if prefix or item.name != LOCKS:
                 yield from _walk(item.path, f"{prefix}{item.name}/")
         elif item.is_file(follow_symlinks=False):
             # A publisher may remove or rename files while this runs.
@@ -145,7 +146,7 @@ def _walk(folder: str, prefix: str) -> Iterator[Entry]:
 
 
 @contextlib.contextmanager
-def _translating(path: str = "") -> Generator[None]:
+def translating(path: str = "") -> Generator[None]:
     """Turn the file system's errors into ours."""
     try:
         yield

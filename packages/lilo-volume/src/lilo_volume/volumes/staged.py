@@ -23,10 +23,10 @@ from lilo_volume.locks import exclusive_file
 from lilo_volume.naming import check_relative
 from lilo_volume.transfer import each
 from lilo_volume.volume import Entry
-from lilo_volume.volumes.local import LocalVolume
+from lilo_volume.volumes.local import LOCKS, LocalVolume
 
 _NOTES = ".lilo-sent"
-_LOCKS = ".lilo-locks"
+
 _FETCH_TIMEOUT_S = 1800.0
 """For another process of this node that fetches the same file: 100 GB at 60 MB/s."""
 
@@ -107,7 +107,7 @@ class StagedVolume:
         Raises:
             LockTimeout: the holder did not finish in time.
         """
-        folder = self._view.root / _LOCKS
+        folder = self._view.root / LOCKS
         folder.mkdir(exist_ok=True)
         with exclusive_file(folder, check_relative(path), timeout_s=timeout_s):
             yield
