@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import numpy as np
@@ -296,3 +297,44 @@ def test_words_that_are_no_text_do_not_break_the_answer(served):
     refused = served.post("session_heartbeat", content=content, headers=headers)
     assert refused.status_code in (400, 404)
     assert refused.json()["detail"]
+
+
+def test_half_a_surrogate_pair_in_a_model_id_is_bad_input_and_the_connection_stays(served):
+    began = time.monotonic()
+    for body in (b'{"model_id":"\\ud800","seq_id":1}', b'{"model_id":"\\ud83d","seq_id":true}'):
+        for path in ("optim_step", "forward_backward", "save_weights"):
+            refused = served.http.post(
+                f"/api/v1/{path}", content=body, headers={"Content-Type": "application/json"}
+            )
+            assert refused.status_code == 400, refused.text
+    assert time.monotonic() - began < LIMIT_S
+
+
+def test_a_number_that_is_no_integer_is_refused_with_what_it_is(served):
+    session_id = served.session()
+    model_id = served.model(session_id)
+    for seq_id in (True, "1", 1.0, 1.5, None, 2**31):
+        body = {"model_id": model_id, "seq_id": seq_id, "adam_params": {}}
+        refused = served.post("optim_step", body)
+        assert refused.status_code == 400
+        assert f"seq_id is {json.dumps(seq_id)}" in refused.json()["detail"]
+    served.post(f"sessions/{session_id}/finish", {})
+
+
+@pytest.mark.parametrize("token", [-1, 260, 2**40])
+def test_a_stop_token_that_cannot_be_drawn_is_refused(served, token):
+    session = served.post(
+        "create_sampling_session",
+        {"session_id": served.session(), "sampling_session_seq_id": 0, "base_model": "tiny"},
+    ).json()["sampling_session_id"]
+    body = {
+        "sampling_session_id": session,
+        "seq_id": 0,
+        "prompt": {"chunks": [{"type": "encoded_text", "tokens": [50]}]},
+        "sampling_params": {"max_tokens": 4, "stop": [token]},
+    }
+    refused = served.post("asample", body)
+    assert refused.status_code == 400
+    assert str(token) in refused.json()["detail"]
+    body["sampling_params"] = {"max_tokens": 4, "stop": [259]}
+    assert served.post("asample", body).status_code == 200, "the number was not used up"

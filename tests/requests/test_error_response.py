@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import json
 
+import httpx
+import pytest
+from fastapi import FastAPI
 from lilo_engine import errors
+from lilo_engine.requests import error_response as error_response_module
 from lilo_engine.requests.error_response import error_response, status_of
+
+pytestmark = pytest.mark.anyio
 
 
 def every_error() -> list[type[errors.LiloError]]:
@@ -37,3 +43,26 @@ def test_a_body_has_the_words_the_kind_and_its_length():
 
 def test_an_error_without_words_still_has_a_body():
     assert json.loads(error_response(errors.InvalidRequest("")).body)["detail"]
+
+
+async def test_a_fault_of_ours_is_one_500_with_a_number_that_the_log_has_once(caplog):
+    app = FastAPI()
+    error_response_module.install(app)
+
+    @app.get("/broken")
+    async def broken() -> None:
+        raise ValueError("the cause")
+
+    async with httpx.AsyncClient(
+        # The transport raises what the app raises: nothing may come through.
+        transport=httpx.ASGITransport(app, raise_app_exceptions=True),
+        base_url="http://test",
+    ) as client:
+        answer = await client.get("/broken")
+        missing = await client.get("/not-there")
+    assert answer.status_code == 500
+    assert int(answer.headers["content-length"]) == len(answer.content)
+    number = answer.json()["detail"].split()[2].rstrip(";")
+    assert [number in record.getMessage() for record in caplog.records] == [True]
+    assert missing.status_code == 404
+    assert "/not-there" in missing.json()["detail"]

@@ -6,6 +6,7 @@ with its number, and it would parse megabytes on the event loop.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -13,6 +14,7 @@ from typing import TypeVar
 import anyio.to_thread
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from lilo_engine.errors import InvalidRequest, TooLarge, UnsupportedMedia
 from lilo_engine.requests.compression import decompress
@@ -26,6 +28,8 @@ INLINE_BYTES = 16 * 1024
 HEAD_BYTES = 256
 """Enough for a model id and a number, in plain or packed."""
 
+_SHOWN_CHARACTERS = 60
+"""Of a value that an error quotes."""
 _PATIENCE = 4
 """Times the limit that is read of a body that is too large, before the connection is cut."""
 
@@ -103,11 +107,17 @@ def parse_json(data: bytes, wire: type[Wire]) -> Wire:
     try:
         return wire.model_validate_json(data or b"{}")
     except ValidationError as error:
-        found = "; ".join(
-            f"{'.'.join(str(part) for part in item['loc']) or 'body'}: {item['msg']}"
-            for item in error.errors(include_url=False, include_input=False)[:5]
-        )
-        raise InvalidRequest(f"the JSON body cannot be read: {found}") from error
+        found = "; ".join(_fault(item) for item in error.errors(include_url=False)[:5])
+        raise InvalidRequest(f"the JSON body cannot be used: {found}") from error
+
+
+def _fault(item: ErrorDetails) -> str:
+    """One fault of a body: the field, what it holds if that is short, and what was expected."""
+    field = ".".join(str(part) for part in item["loc"])
+    value: object = item["input"]
+    scalar = value is None or isinstance(value, bool | int | float | str)
+    held = f" is {json.dumps(value)[:_SHOWN_CHARACTERS]}" if field and scalar else ""
+    return f"{field or 'body'}{held}: {item['msg']}"
 
 
 async def _read(request: Request, limit_bytes: int, head: bytearray | None) -> bytes:

@@ -70,7 +70,10 @@ def identity_of(body: Body) -> tuple[ModelId, int] | None:
         return None
     fields = cast("dict[str, object]", parsed)
     model_id, seq_id = fields.get("model_id"), fields.get("seq_id")
-    if isinstance(model_id, str) and type(seq_id) is int and abs(seq_id) < 2**31:
+    # No model has an id outside ASCII, and half a surrogate pair, which JSON can spell, fits no database.
+    if not isinstance(model_id, str) or not model_id.isascii():
+        return None
+    if type(seq_id) is int and abs(seq_id) < 2**31:
         return ModelId(model_id), seq_id
     return None
 

@@ -14,6 +14,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lilo_engine.errors import (
     BackendLost,
@@ -71,7 +72,35 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(LiloError, _lilo)
     app.add_exception_handler(HTTPException, _framework)
     app.add_exception_handler(RequestValidationError, _validation)
-    app.add_exception_handler(Exception, _unexpected)
+    # Added before the layers that answer by themselves, so that it is the innermost.
+    app.add_middleware(UnexpectedLayer)
+
+
+class UnexpectedLayer:
+    """Turns a fault of ours into a 500 with a number, and logs its cause once.
+
+    A handler for `Exception` would be called by the framework's outermost layer, which raises the fault again after
+    it: the server would log it a second time and cut the connection.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the request through; answer for it if it fails before it has answered."""
+        begun = False
+
+        async def noting(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noting)
+        except Exception as error:
+            if begun or scope["type"] != "http":
+                raise
+            await _unexpected(scope, error)(scope, receive, send)
 
 
 async def _lilo(request: Request, error: Exception) -> Response:
@@ -84,6 +113,8 @@ async def _lilo(request: Request, error: Exception) -> Response:
 async def _framework(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     detail = f"{request.method} {request.url.path}: {error.detail}"
+    if error.status_code in (404, 405):
+        detail = f"this server does not offer {request.method} {request.url.path}"
     response = detail_response(error.status_code, detail, "http")
     response.headers.update(error.headers or {})
     return response
@@ -97,8 +128,8 @@ async def _validation(request: Request, error: Exception) -> Response:
     return detail_response(422, f"{request.method} {request.url.path}: {found}", "invalid_request")
 
 
-async def _unexpected(request: Request, error: Exception) -> Response:
+def _unexpected(scope: Scope, error: Exception) -> Response:
     number = secrets.token_hex(4)
-    _log.error("%s %s failed, error %s", request.method, request.url.path, number, exc_info=error)
+    _log.error("%s %s failed, error %s", scope["method"], scope["path"], number, exc_info=error)
     detail = f"internal error {number}; the server's log has its cause"
     return detail_response(500, detail, "internal")

@@ -13,13 +13,18 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 UserMetadata = dict[str, Any]
 SeqId = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 """As wide as the binary form's; the engine says what it thinks of numbers below 1."""
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+"""A number that a client counts up itself."""
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
 class _Wire(BaseModel):
-    """Unknown fields are ignored: newer clients send more than this server reads."""
+    """Unknown fields are ignored: newer clients send more than this server reads.
 
-    model_config = ConfigDict(extra="ignore", frozen=True, protected_namespaces=())
+    Nothing is converted: a number that comes as text or as true is a client's mistake.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True, protected_namespaces=())
 
 
 class CreateSessionBody(_Wire):
@@ -75,7 +80,7 @@ class CreateModelBody(_Wire):
     """POST /create_model."""
 
     session_id: str
-    model_seq_id: int = Field(ge=0)
+    model_seq_id: Count
     base_model: str
     lora_config: LoraConfigBody = LoraConfigBody()
     optimizer_config: OptimizerConfigBody = OptimizerConfigBody()
@@ -179,7 +184,7 @@ class SaveForSamplerBody(_Wire):
     model_id: str
     seq_id: SeqId
     path: str | None = None
-    sampling_session_seq_id: int | None = Field(default=None, ge=0)
+    sampling_session_seq_id: Count | None = None
     kind: Literal["snapshot", "inflight"] = "snapshot"
     ttl_seconds: Ttl | None = None
     user_metadata: UserMetadata | None = None
@@ -193,7 +198,7 @@ class LoadWeightsBody(_Wire):
     model_id: str | None = None
     seq_id: SeqId | None = None
     session_id: str | None = None
-    model_seq_id: int | None = Field(default=None, ge=0)
+    model_seq_id: Count | None = None
     base_model: str | None = None
     optimizer_config: OptimizerConfigBody | None = None
     user_metadata: UserMetadata | None = None
@@ -203,7 +208,7 @@ class CreateSamplingSessionBody(_Wire):
     """POST /create_sampling_session."""
 
     session_id: str
-    sampling_session_seq_id: int = Field(ge=0)
+    sampling_session_seq_id: Count
     model_path: str | None = None
     base_model: str | None = None
 
@@ -223,7 +228,7 @@ class SampleBody(_Wire):
     """POST /asample."""
 
     sampling_session_id: str | None = None
-    seq_id: int | None = Field(default=None, ge=0)
+    seq_id: Count | None = None
     num_samples: int = Field(default=1, ge=1)
     prompt: ModelInputBody
     sampling_params: SamplingParamsBody

@@ -20,7 +20,7 @@ def check_request(request: SampleRequest, *, vocab_size: int, context: int) -> N
         InvalidRequest: the first thing that is wrong, what was expected, what to do.
     """
     _check_prompt(request.prompt, vocab_size=vocab_size, context=context)
-    for good, words in [*_counts(request), *_parameters(request)]:
+    for good, words in [*_counts(request), *_parameters(request), *_stops(request, vocab_size)]:
         if not good:
             raise InvalidRequest(words)
 
@@ -69,3 +69,9 @@ def _parameters(request: SampleRequest) -> list[tuple[bool, str]]:
         (0 < params.top_p <= 1, f"top_p is {params.top_p}; expected above 0 and at most 1"),
         (all(params.stop_strings), "a stop string is empty; leave it out"),
     ]
+
+
+def _stops(request: SampleRequest, vocab_size: int) -> list[tuple[bool, str]]:
+    """A stop token that cannot be drawn never stops anything: the client has another tokenizer in mind."""
+    bad = next((token for token in request.params.stop_tokens if not 0 <= token < vocab_size), None)
+    return [(bad is None, f"stop token {bad} cannot be drawn; token ids are 0 to {vocab_size - 1}")]
