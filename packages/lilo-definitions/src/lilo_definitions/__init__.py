@@ -4,6 +4,8 @@
 Pure data: no torch, no Ray, no network.
 """
 
+from lilo_definitions.architecture import Architecture, LinearAttention
+from lilo_definitions.architectures import ARCHITECTURES, architecture_of
 from lilo_definitions.catalogue import get, names
 from lilo_definitions.definition import Definition
 from lilo_definitions.deployment import Deployment
@@ -14,18 +16,21 @@ from lilo_definitions.errors import (
     InvalidSource,
     UnknownDefinition,
 )
-from lilo_definitions.fit import ModelConfig, check_fits_model, read_model_config
+from lilo_definitions.fit import check_fits_model
 from lilo_definitions.gpus import GPUS, Gpu, GpuName
 from lilo_definitions.limits import Limits
 from lilo_definitions.lora import Lora
 from lilo_definitions.model import ModelSpec
+from lilo_definitions.model_config import ModelConfig, read_model_config
 from lilo_definitions.sampler import Pool, Sampler
 from lilo_definitions.source import resolve_source
 from lilo_definitions.topology import Topology
 from lilo_definitions.trainer import Trainer
 
 __all__ = [
+    "ARCHITECTURES",
     "GPUS",
+    "Architecture",
     "Definition",
     "DefinitionError",
     "Deployment",
@@ -34,6 +39,7 @@ __all__ = [
     "InvalidDefinition",
     "InvalidSource",
     "Limits",
+    "LinearAttention",
     "Lora",
     "ModelConfig",
     "ModelSpec",
@@ -42,6 +48,7 @@ __all__ = [
     "Topology",
     "Trainer",
     "UnknownDefinition",
+    "architecture_of",
     "canonical_json",
     "check_fits_model",
     "digest",

@@ -2,7 +2,8 @@
 
 Packages add definitions through the entry-point group `lilo.definitions`: each entry point is a mapping from a name to
 a function without arguments that returns the `Definition` of that name. Ours is `BUILTIN`. Nothing is built before it
-is asked for, so that listing names stays cheap and one broken definition does not hide the others.
+is asked for, so that listing names stays cheap and one broken definition does not hide the others. A path to a YAML
+file stands for a name wherever one is asked for (`yaml_file.py`).
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from types import MappingProxyType
 from typing import TypeAlias, cast
 
-from pydantic import ValidationError
-
 from lilo_definitions.definition import Definition
 from lilo_definitions.errors import InvalidDefinition, UnknownDefinition
+from lilo_definitions.families import qwen3, qwen3_5, smollm2
 from lilo_definitions.families.tiny import tiny
+from lilo_definitions.recipe import build
+from lilo_definitions.yaml_file import is_file_name, load_file
 
 GROUP = "lilo.definitions"
 """The entry-point group that packages register in."""
@@ -25,7 +28,9 @@ GROUP = "lilo.definitions"
 Recipes: TypeAlias = Mapping[str, Callable[[], Definition]]
 """What an entry point of the group is: name -> function that builds the definition."""
 
-BUILTIN: Recipes = MappingProxyType({"tiny": tiny})
+BUILTIN: Recipes = MappingProxyType(
+    {"tiny": tiny, **smollm2.RECIPES, **qwen3.RECIPES, **qwen3_5.RECIPES}
+)
 """The definitions of this package."""
 
 
@@ -39,20 +44,18 @@ def names() -> tuple[str, ...]:
 
 
 def get(name: str) -> Definition:
-    """The definition of this name.
+    """The definition of this name, or of the YAML file at this path (`*.yaml`, `*.yml`).
 
     Raises:
         UnknownDefinition: there is none; the message lists the nearest names.
-        InvalidDefinition: it is installed but does not hold.
+        InvalidDefinition: it is installed, or a file, but does not hold.
     """
+    if is_file_name(name):
+        return load_file(Path(name).expanduser(), get)
     recipes = _recipes()
     if name not in recipes:
         raise UnknownDefinition(_unknown(name, tuple(sorted(recipes))))
-    try:
-        definition = recipes[name]()
-    except ValidationError as error:
-        reasons = "; ".join(item["msg"].removeprefix("Value error, ") for item in error.errors())
-        raise InvalidDefinition(f"definition {name!r} does not hold: {reasons}") from error
+    definition = build(name, recipes[name])
     if definition.name != name:
         raise InvalidDefinition(
             f"definition {name!r} calls itself {definition.name!r}; the entry in the catalogue and the "

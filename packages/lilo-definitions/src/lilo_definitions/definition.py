@@ -15,7 +15,7 @@ from lilo_definitions.deployment import Deployment
 from lilo_definitions.limits import Limits
 from lilo_definitions.lora import Lora
 from lilo_definitions.model import ModelSpec
-from lilo_definitions.part import Part
+from lilo_definitions.part import Part, misfit
 from lilo_definitions.sampler import Sampler
 from lilo_definitions.topology import Topology
 from lilo_definitions.trainer import Trainer
@@ -65,16 +65,18 @@ class Definition(Part):
     def _fits(self) -> Self:
         """Check fields against each other; messages carry the numbers."""
         if self.context > self.model.context:
-            raise ValueError(
+            raise misfit(
+                "context",
                 f"context {self.context} is over the {self.model.context} tokens that {self.model.name!r} "
-                "can take; lower it"
+                "can take; lower it",
             )
         longest_shard = -(-self.context // self.topology.cp)
         if longest_shard > self.limits.max_tokens_per_rank:
-            raise ValueError(
+            raise misfit(
+                "limits.max_tokens_per_rank",
                 f"a row of {self.context} tokens gives each of {self.topology.cp} context-parallel ranks "
                 f"{longest_shard}, over max_tokens_per_rank {self.limits.max_tokens_per_rank}; "
-                "raise the limit or cp, or lower the context"
+                "raise the limit or cp, or lower the context",
             )
         return self
 

@@ -7,7 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from lilo_definitions.gpus import GpuName
-from lilo_definitions.part import Part
+from lilo_definitions.part import Part, misfit
 
 
 class Pool(Part):
@@ -37,8 +37,9 @@ class Pool(Part):
     @model_validator(mode="after")
     def _replicas_in_order(self) -> Self:
         if self.min_replicas > self.max_replicas:
-            raise ValueError(
-                f"min_replicas {self.min_replicas} is over max_replicas {self.max_replicas}; raise max_replicas"
+            raise misfit(
+                "min_replicas",
+                f"min_replicas {self.min_replicas} is over max_replicas {self.max_replicas}; raise max_replicas",
             )
         return self
 
@@ -60,16 +61,18 @@ class Sampler(Part):
     @model_validator(mode="after")
     def _pool_where_one_is_needed(self) -> Self:
         if self.engine == "embedded" and self.pool is not None:
-            raise ValueError(
-                "engine embedded runs beside the trainer and has no pool; leave pool out"
+            raise misfit(
+                "pool", "engine embedded runs beside the trainer and has no pool; leave pool out"
             )
         if self.engine != "embedded" and self.pool is None:
-            raise ValueError(
-                f"engine {self.engine} needs a pool: gpu, gpus_per_replica, min_replicas, ..."
+            raise misfit(
+                "pool",
+                f"engine {self.engine} needs a pool: gpu, gpus_per_replica, min_replicas, ...",
             )
         if self.pool is not None and self.pool.target_sequences > self.sequences:
-            raise ValueError(
+            raise misfit(
+                "pool.target_sequences",
                 f"pool.target_sequences {self.pool.target_sequences} is over sequences {self.sequences}, "
-                "what a replica can run; lower it"
+                "what a replica can run; lower it",
             )
         return self

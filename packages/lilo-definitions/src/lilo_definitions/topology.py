@@ -7,7 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from lilo_definitions.gpus import GpuName
-from lilo_definitions.part import Part
+from lilo_definitions.part import Part, misfit
 
 
 class Topology(Part):
@@ -43,32 +43,36 @@ class Topology(Part):
     def _devices_for_all_ranks(self) -> Self:
         layout = f"tp {self.tp} x cp {self.cp} x dp {self.dp} = {self.world_size} ranks"
         if self.device == "cpu" and self.gpus_per_node:
-            raise ValueError(
-                f"device cpu with gpus_per_node {self.gpus_per_node}; set it to 0, or device to cuda"
+            raise misfit(
+                "gpus_per_node",
+                f"device cpu with gpus_per_node {self.gpus_per_node}; set it to 0, or device to cuda",
             )
         num_gpus = self.nodes * self.gpus_per_node
         if self.device == "cuda" and self.world_size != num_gpus:
-            raise ValueError(
+            raise misfit(
+                "gpus_per_node",
                 f"{layout}, but {self.nodes} nodes x {self.gpus_per_node} GPUs = {num_gpus}; "
-                "one rank runs on each GPU, so the two must be equal"
+                "one rank runs on each GPU, so the two must be equal",
             )
         if self.world_size % self.nodes:
-            raise ValueError(
-                f"{layout} cannot be spread evenly over {self.nodes} nodes; choose a multiple"
+            raise misfit(
+                "nodes",
+                f"{layout} cannot be spread evenly over {self.nodes} nodes; choose a multiple",
             )
         return self
 
     @model_validator(mode="after")
     def _nothing_without_effect(self) -> Self:
         if self.device == "cpu" and self.gpu is not None:
-            raise ValueError(
-                f"device cpu with gpu {self.gpu}; leave gpu out, or set device to cuda"
+            raise misfit(
+                "gpu", f"device cpu with gpu {self.gpu}; leave gpu out, or set device to cuda"
             )
         if self.rdma and self.nodes == 1:
-            raise ValueError("rdma is true with nodes 1; leave it out, it acts between nodes")
+            raise misfit("rdma", "rdma is true with nodes 1; leave it out, it acts between nodes")
         if self.device == "cuda" and self.nodes > 1 and self.gpus_per_node % self.tp:
-            raise ValueError(
+            raise misfit(
+                "tp",
                 f"tp {self.tp} does not divide gpus_per_node {self.gpus_per_node}; "
-                "tensor-parallel ranks stay inside a node"
+                "tensor-parallel ranks stay inside a node",
             )
         return self
