@@ -244,7 +244,7 @@ def test_a_bad_sample_is_refused_and_the_sampler_goes_on(served, changes):
     ("method", "path", "status"),
     [
         ("GET", "nothing", 404),
-        ("PUT", "asample", 405),
+        ("PUT", "asample", 404),
         ("GET", "training_runs?limit=many", 422),
         ("GET", "training_runs/nobody:train:0", 404),
         ("DELETE", "training_runs/nobody:train:0/checkpoints/weights/x", 404),

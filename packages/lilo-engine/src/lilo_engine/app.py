@@ -33,6 +33,7 @@ from lilo_engine.requests import (
     sampling,
     sessions,
     training,
+    unknown,
 )
 from lilo_engine.requests.auth import ApiKeyLayer
 from lilo_engine.requests.front import Front, FrontSettings
@@ -40,8 +41,8 @@ from lilo_engine.sampling.launcher import ProcessSamplerLauncher, SamplerLaunche
 from lilo_engine.sampling.manager import SamplingManager
 
 PREFIX = "/api/v1"
-ROUTES = (futures, training, sampling, sessions, checkpoints, models, rest)
-"""Matched in this order, so that what is asked most is found first."""
+ROUTES = (futures, training, sampling, sessions, checkpoints, models, rest, unknown)
+"""Matched in this order, so that what is asked most is found first; `unknown` matches everything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
