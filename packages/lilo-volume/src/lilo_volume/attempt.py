@@ -15,6 +15,7 @@ from typing import Self
 
 from lilo_volume.begin import DEFAULT_TIMEOUT_S, Beginning, open_attempt
 from lilo_volume.checkpoint import Checkpoint
+from lilo_volume.copying import CopyInstall, read_report, remove_source
 from lilo_volume.digest import best_algorithm, new_hasher
 from lilo_volume.errors import InvalidPath, PublishRefused, VolumeError
 from lilo_volume.files import DigestingFile, flush_folder, make_folders
@@ -22,7 +23,7 @@ from lilo_volume.group import Group
 from lilo_volume.log import warn
 from lilo_volume.manifest import FileEntry, attempt_folder, check_file_name
 from lilo_volume.publication import Publication
-from lilo_volume.publish import Publisher, Report
+from lilo_volume.publish import Install, Publisher, Report
 from lilo_volume.steps import OnStep
 from lilo_volume.volume import Volume
 
@@ -198,6 +199,44 @@ class Attempt:
         self._published = self._end(report, layout or {}, metadata or {}, lineage or {})
         return self._published
 
+    def publish_from(
+        self,
+        source: str,
+        *,
+        files: Collection[str] | None = None,
+        shards: str = "*.distcp",
+        expected: Collection[str] | None = None,
+        layout: Mapping[str, int] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        lineage: Mapping[str, str] | None = None,
+    ) -> Checkpoint:
+        """As `publish`, of files that a framework wrote into a folder of its own: see `copying`.
+
+        Give the framework a folder inside `folder`, so that what a crash leaves is collected with the attempt.
+
+        Args:
+            source: the folder, relative to the volume's root; removed once they are published.
+            files: what this rank wrote below it. None: one rank per node tells all that its view shows.
+            shards: pattern of names of which every rank writes at least one; fewer than ranks are refused.
+            expected: as in `publish`, relative to `source`.
+            layout: as in `publish`.
+            metadata: as in `publish`.
+            lineage: as in `publish`.
+
+        Raises:
+            PublishRefused, OutcomeUnknown, GroupTimeout: as in `publish`; the source is left.
+        """
+        if self._published is not None:
+            return self._published
+        wanted = None if expected is None else tuple(sorted(expected))
+        report = read_report(self._publisher, source, files, wanted, self._algorithm)
+        install = CopyInstall(publisher=self._publisher, source=source, shards=shards)
+        self._published = self._end(
+            report, layout or {}, metadata or {}, lineage or {}, install=install
+        )
+        remove_source(self._publisher, source)
+        return self._published
+
     def abandon(self, cause: str = "it was abandoned") -> None:
         """Give up: every rank is refused with `cause`, and what was written is removed. After an end: nothing.
 
@@ -231,13 +270,15 @@ class Attempt:
         layout: Mapping[str, int],
         metadata: Mapping[str, str],
         lineage: Mapping[str, str],
+        *,
+        install: Install | None = None,
     ) -> Checkpoint:
         if self._ended:
             raise PublishRefused(
                 f"checkpoint {self.label!r}: this attempt has ended without being published; begin another one"
             )
         self._ended = True
-        return self._publisher.run(report, layout, metadata, lineage)
+        return self._publisher.run(report, layout, metadata, lineage, install=install)
 
     def _report_file(self, entry: FileEntry) -> None:
         self._files[entry.path] = entry

@@ -17,6 +17,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from lilo_volume.agreement import decided_by_rank_zero
 from lilo_volume.begin import Beginning
@@ -70,8 +71,8 @@ class _Notes:
     lineage: Mapping[str, str]
 
 
-Install = Callable[[list[Report], tuple[FileEntry, ...]], tuple[FileEntry, ...]]
-"""Rank 0, between commit and check: brings the files into the attempt's folder; returns their entries there."""
+Install: TypeAlias = Callable[[list[Report], tuple[FileEntry, ...]], None]
+"""Rank 0, between commit and check: brings files that were written elsewhere into the attempt's folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +87,9 @@ class Publisher:
     timeout_s: float
     settle_s: float
     steps: Steps
-    install: Install | None = None
-    """For files that were not written in place."""
 
     @classmethod
-    def of(cls, beginning: Beginning, *, install: Install | None = None) -> Publisher:
+    def of(cls, beginning: Beginning) -> Publisher:
         """The publisher of an attempt that has begun."""
         return cls(
             volume=beginning.volume,
@@ -101,7 +100,6 @@ class Publisher:
             timeout_s=beginning.timeout_s,
             settle_s=beginning.settle_s,
             steps=beginning.steps,
-            install=install,
         )
 
     @property
@@ -120,8 +118,10 @@ class Publisher:
         layout: Mapping[str, int],
         metadata: Mapping[str, str],
         lineage: Mapping[str, str],
+        *,
+        install: Install | None = None,
     ) -> Checkpoint:
-        """Run the steps; the same outcome on every rank.
+        """Run the steps, with `install` for files that were not written in place; one outcome on every rank.
 
         Raises:
             PublishRefused, OutcomeUnknown, GroupTimeout: see `Attempt.publish`.
@@ -135,7 +135,7 @@ class Publisher:
         try:
             manifest = decided_by_rank_zero(
                 self.group,
-                lambda: self._publish(reports, commits, notes),
+                lambda: self._publish(reports, commits, notes, install),
                 label=self.label,
                 node=self.nodes[0],
                 timeout_s=self.timeout_s,
@@ -172,14 +172,21 @@ class Publisher:
             return f"commit: {type(error).__name__}: {error}"
         return None
 
-    def _publish(self, reports: list[Report], commits: list[str | None], notes: _Notes) -> Manifest:
+    def _publish(
+        self,
+        reports: list[Report],
+        commits: list[str | None],
+        notes: _Notes,
+        install: Install | None,
+    ) -> Manifest:
         """Rank 0's steps; what it raises, before the manifest is sent, is a refusal."""
         home = name_folder(
             self.publication.collection, self.publication.kind, self.publication.name
         )
+        reports = reports if install is None else without_repeats(reports)
         files = checked_files(self.label, self.nodes, reports)
-        if self.install is not None:
-            files = self.install(reports, files)
+        if install is not None:
+            install(reports, files)
         self._check_committed(files, reports, commits)
         with self.volume.exclusive(home, timeout_s=self.timeout_s):
             older = self.steps.retried("look", lambda: self._published(home))
@@ -316,6 +323,17 @@ def checked_files(
     if not files:
         raise PublishRefused(f"checkpoint {label!r} has no files; a checkpoint has at least one")
     return tuple(files)
+
+
+def without_repeats(reports: list[Report]) -> list[Report]:
+    """Reports in which a file that several nodes see alike is the first one's: their views may be one."""
+    seen: set[FileEntry] = set()
+    kept: list[Report] = []
+    for report in reports:
+        files = tuple(entry for entry in report.files if entry not in seen)
+        seen.update(files)
+        kept.append(Report(files, report.expected, report.failure))
+    return kept
 
 
 def _later_than(older: list[Found]) -> int:

@@ -12,7 +12,10 @@ For progress, and for `faults`, which stops or fails a rank at any of them. In o
     flush             every rank      makes the names of its files last
     report            every rank      tells what it wrote
     commit            a rank per node
-    install           rank 0          copying mode only: files are brought into the attempt's folder
+    digest            every rank      copying mode only: reads what a framework wrote
+    install own       rank 0          copying mode only: copies the files of its own node in its view
+    commit own        rank 0          copying mode only
+    copy peers        rank 0          copying mode only: the files of other nodes, server-side
     check             rank 0          reports against the expected set and the committed state
     manifest          rank 0          writes it into its view
     commit manifest   rank 0          from here on the checkpoint exists
@@ -20,6 +23,8 @@ For progress, and for `faults`, which stops or fails a rank at any of them. In o
     announce          rank 0          tells all others
     clear             a rank per node after a refusal only: removes the attempt from its view
     remove            rank 0          after a refusal only: removes it from the committed state
+    clear source      a rank per node copying mode only: removes what was copied from its view
+    remove source     rank 0          copying mode only: removes it from the committed state
 """
 
 from __future__ import annotations
