@@ -5,8 +5,11 @@ checkpoint exists when its manifest does, which is written last, after every ran
 committed state was seen to hold it. A checkpoint asked for by name is that one or an error, never another. What
 cannot be verified is said, never passed.
 
-The core needs nothing but the standard library.
+The core needs nothing but the standard library. What a publisher does not need is imported when it is first asked for.
 """
+
+import importlib
+from typing import TYPE_CHECKING
 
 from lilo_volume.agreement import decided_by_rank_zero, done_by_every_rank
 from lilo_volume.attempt import Attempt, begin
@@ -39,26 +42,41 @@ from lilo_volume.files import DigestingFile
 from lilo_volume.group import Group, SoloGroup
 from lilo_volume.manifest import FileEntry, Manifest, Receipt
 from lilo_volume.publication import Publication
-from lilo_volume.restore import Latest, Skipped, latest, open_named
+from lilo_volume.restore import Latest, Skipped, latest, open_named, resume
 from lilo_volume.verify import Verify
 from lilo_volume.volume import Entry, Volume
 from lilo_volume.volumes.local import LocalVolume
 
+if TYPE_CHECKING:
+    from lilo_volume.fit import Fit, can_load
+    from lilo_volume.gc import Collected, collect_garbage, plan_garbage
+    from lilo_volume.groups.tcp import TcpGroup, tcp_group
+    from lilo_volume.holding import held_latest
+    from lilo_volume.leases import Lease, lease
+    from lilo_volume.pins import is_pinned, pin, unpin
+    from lilo_volume.retention import Candidate, Decision, Retention
+    from lilo_volume.ttl import expiry, set_expiry
+
 __all__ = [
     "Attempt",
+    "Candidate",
     "Checkpoint",
     "CheckpointCorrupt",
     "CheckpointMissing",
+    "Collected",
+    "Decision",
     "DigestingFile",
     "Entry",
     "FileEntry",
     "FileMissing",
+    "Fit",
     "Group",
     "GroupRefused",
     "GroupTimeout",
     "IdentityRefused",
     "InvalidPath",
     "Latest",
+    "Lease",
     "Leftover",
     "LocalVolume",
     "LockTimeout",
@@ -72,9 +90,11 @@ __all__ = [
     "RankFailed",
     "RankLost",
     "Receipt",
+    "Retention",
     "Skipped",
     "SoloGroup",
     "Survey",
+    "TcpGroup",
     "UnexpectedFiles",
     "Verify",
     "Volume",
@@ -84,12 +104,52 @@ __all__ = [
     "VolumeFull",
     "VolumeUnavailable",
     "begin",
+    "can_load",
     "catalogue",
+    "collect_garbage",
     "decided_by_rank_zero",
     "done_by_every_rank",
+    "expiry",
+    "held_latest",
+    "is_pinned",
     "latest",
+    "lease",
     "open_named",
+    "pin",
+    "plan_garbage",
     "remove",
     "remove_named",
+    "resume",
+    "set_expiry",
     "survey",
+    "tcp_group",
+    "unpin",
 ]
+
+_LATER = {
+    "Candidate": "retention",
+    "Collected": "gc",
+    "Decision": "retention",
+    "Fit": "fit",
+    "Lease": "leases",
+    "Retention": "retention",
+    "TcpGroup": "groups.tcp",
+    "can_load": "fit",
+    "collect_garbage": "gc",
+    "expiry": "ttl",
+    "held_latest": "holding",
+    "is_pinned": "pins",
+    "lease": "leases",
+    "pin": "pins",
+    "plan_garbage": "gc",
+    "set_expiry": "ttl",
+    "tcp_group": "groups.tcp",
+    "unpin": "pins",
+}
+"""Names that are imported when they are first asked for, and the modules that have them."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import cast
 
 from lilo_volume.publication import Publication
 
@@ -23,3 +24,15 @@ def encode_record(publication: Publication, world_size: int, begun_unix_ms: int)
         "begun_unix_ms": begun_unix_ms,
     }
     return json.dumps(record, sort_keys=True).encode("ascii")
+
+
+def begun_in(data: bytes) -> int | None:
+    """When the attempt of a note began, in milliseconds of Unix time; None if the note does not say."""
+    try:
+        record: object = json.loads(data)
+    except ValueError:
+        return None
+    begun = (
+        cast("dict[str, object]", record).get("begun_unix_ms") if isinstance(record, dict) else None
+    )
+    return begun if type(begun) is int else None

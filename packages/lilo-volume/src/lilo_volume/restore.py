@@ -5,7 +5,7 @@ A checkpoint asked for by name is that one or an error, never another one. Prese
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -17,6 +17,7 @@ from lilo_volume.group import Group, SoloGroup
 from lilo_volume.log import warn
 from lilo_volume.manifest import Manifest, attempt_folder, name_folder
 from lilo_volume.naming import encode
+from lilo_volume.reloading import DEFAULT_BUSY_S, on_every_node, reload_when_free
 from lilo_volume.scan import Found, newest, scan
 from lilo_volume.transfer import bring
 from lilo_volume.verify import Verify, find_fault
@@ -54,13 +55,26 @@ def open_named(
     verify: Verify = "size",
     group: Group | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
+    busy_timeout_s: float = DEFAULT_BUSY_S,
+    node: str | None = None,
 ) -> Checkpoint:
-    """The checkpoint of this name. Brings this container's view up to date first.
+    """The checkpoint of this name. Brings every node's view up to date first.
+
+    Args:
+        volume: the medium.
+        collection: as it was published.
+        kind: as it was published.
+        name: as it was published.
+        verify: what it must pass.
+        group: the ranks that load together; the decision is made once, for all of them.
+        timeout_s: limit of each wait for other ranks.
+        busy_timeout_s: how long a view may be busy with open files.
+        node: which node this rank is on; told by the environment if it is not given.
 
     Raises:
         CheckpointMissing: there is none; the message lists names that there are.
         CheckpointCorrupt: it is there and fails `verify`; nothing else is tried.
-        VolumeBusy: the view cannot be brought up to date while files are open.
+        VolumeBusy: a view cannot be brought up to date while files are open.
     """
     label = f"{collection}/{kind}/{name}"
 
@@ -78,8 +92,8 @@ def open_named(
         assert found.manifest is not None, "a good checkpoint has a manifest"
         return found.manifest
 
-    volume.reload()
-    return _brought(volume, _decide(group or SoloGroup(), choose, label, timeout_s))
+    ranks = Ranks(volume, group or SoloGroup(), label, timeout_s, busy_timeout_s, node)
+    return ranks.brought(ranks.decide(choose))
 
 
 def latest(
@@ -90,34 +104,75 @@ def latest(
     verify: Verify = "size",
     group: Group | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
+    busy_timeout_s: float = DEFAULT_BUSY_S,
+    node: str | None = None,
 ) -> Latest:
     """The checkpoint with the largest order (then the latest time) that passes `verify`.
 
-    Newer ones that do not pass, and attempts that were never published, are skipped and said.
+    Newer ones that do not pass, and attempts that were never published, are skipped and said. Arguments and errors
+    are those of `open_named`, but nothing is missing: then there is no checkpoint.
     """
-
-    def choose() -> tuple[Manifest | None, tuple[Skipped, ...]]:
-        skipped: list[Skipped] = []
-        for found in _newest_first(scan(volume, f"{encode(collection)}/{encode(kind)}")):
-            fault = find_fault(volume, found, verify)
-            if fault is None:
-                return found.manifest, tuple(skipped)
-            skipped.append(Skipped(label=found.label, folder=found.folder, why=fault))
-            warn("skipped checkpoint %s (%s): %s", found.label, found.folder, fault)
-        return None, tuple(skipped)
-
-    volume.reload()
-    label = f"{collection}/{kind}"
-    manifest, skipped = _decide(group or SoloGroup(), choose, label, timeout_s)
-    checkpoint = None if manifest is None else _brought(volume, manifest)
+    ranks = Ranks(
+        volume, group or SoloGroup(), f"{collection}/{kind}", timeout_s, busy_timeout_s, node
+    )
+    manifest, skipped = ranks.decide(lambda: newest_good(volume, collection, kind, verify))
+    checkpoint = None if manifest is None else ranks.brought(manifest)
     return Latest(checkpoint=checkpoint, skipped=skipped)
 
 
-def _brought(volume: Volume, manifest: Manifest) -> Checkpoint:
-    """The checkpoint, with its files in this container's view."""
-    checkpoint = Checkpoint.of(volume, manifest)
-    bring(volume, attempt_folder(manifest.publication), [entry.path for entry in manifest.files])
-    return checkpoint
+def resume(
+    volume: Volume,
+    collection: str,
+    kind: str,
+    *,
+    from_scratch: bool = False,
+    verify: Verify = "size",
+    group: Group | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    busy_timeout_s: float = DEFAULT_BUSY_S,
+    node: str | None = None,
+) -> Checkpoint | None:
+    """What a run should go on from; None only where there is nothing at all.
+
+    A place with attempts of which none is good is no fresh start: to begin at step 0 there would overwrite a run that
+    went wrong without a word. `from_scratch` says that this is wanted.
+
+    Raises:
+        CheckpointMissing: there is something, and nothing of it is good; the text says what and why.
+    """
+    found = latest(
+        volume,
+        collection,
+        kind,
+        verify=verify,
+        group=group,
+        timeout_s=timeout_s,
+        busy_timeout_s=busy_timeout_s,
+        node=node,
+    )
+    if found.checkpoint is None and found.skipped and not from_scratch:
+        reasons = "; ".join(f"{skip.folder}: {skip.why}" for skip in found.skipped[:5])
+        raise CheckpointMissing(
+            f"no checkpoint of {collection}/{kind} is good, and {len(found.skipped)} attempts are there ({reasons}); "
+            "look at them, or say that the run starts from scratch"
+        )
+    return found.checkpoint
+
+
+def newest_good(
+    volume: Volume, collection: str, kind: str, verify: Verify, without: Collection[str] = ()
+) -> tuple[Manifest | None, tuple[Skipped, ...]]:
+    """The newest that passes, and what was passed over for it; `without` are folders not to look at."""
+    skipped: list[Skipped] = []
+    for found in _newest_first(scan(volume, f"{encode(collection)}/{encode(kind)}")):
+        if found.folder in without:
+            continue
+        fault = find_fault(volume, found, verify)
+        if fault is None:
+            return found.manifest, tuple(skipped)
+        skipped.append(Skipped(label=found.label, folder=found.folder, why=fault))
+        warn("skipped checkpoint %s (%s): %s", found.label, found.folder, fault)
+    return None, tuple(skipped)
 
 
 def _newest_first(found: list[Found]) -> list[Found]:
@@ -144,7 +199,45 @@ def _missing(volume: Volume, collection: str, kind: str, name: str) -> str:
     return f"no checkpoint {name!r} of kind {kind!r} in {collection!r}; {there}{note}"
 
 
-def _decide(group: Group, choose: Callable[[], _T], label: str, timeout_s: float) -> _T:
-    return decided_by_rank_zero(
-        group, choose, label=label, node=node_id(), timeout_s=timeout_s, step="restore"
-    )
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """The ranks that load together; also used by `holding.py`."""
+
+    volume: Volume
+    group: Group
+    label: str
+    timeout_s: float
+    busy_timeout_s: float
+    node: str | None
+
+    def decide(self, choose: Callable[[], _T]) -> _T:
+        """Bring every view up to date, then let rank 0 choose for all."""
+        on_every_node(
+            self.group,
+            lambda: reload_when_free(self.volume, busy_timeout_s=self.busy_timeout_s),
+            label=self.label,
+            node=self.node or node_id(),
+            timeout_s=self.timeout_s + self.busy_timeout_s,
+            step="reload",
+        )
+        return decided_by_rank_zero(
+            self.group,
+            choose,
+            label=self.label,
+            node=self.node or node_id(),
+            timeout_s=self.timeout_s,
+            step="restore",
+        )
+
+    def brought(self, manifest: Manifest) -> Checkpoint:
+        """The checkpoint, with its files in the view of every node."""
+        folder = attempt_folder(manifest.publication)
+        on_every_node(
+            self.group,
+            lambda: bring(self.volume, folder, [entry.path for entry in manifest.files]),
+            label=self.label,
+            node=self.node or node_id(),
+            timeout_s=self.timeout_s,
+            step="bring",
+        )
+        return Checkpoint.of(self.volume, manifest)
