@@ -11,19 +11,21 @@ from typing import Literal, TypeAlias
 
 from lilo_volume.manifest import Manifest
 from lilo_volume.scan import Found
-from lilo_volume.transfer import check_files
+from lilo_volume.transfer import Tell, check_files
 from lilo_volume.volume import Volume
 
 Verify: TypeAlias = Literal["names", "size", "full"]
 
 
-def find_fault(volume: Volume, found: Found, level: Verify) -> str | None:
-    """The first fault of a published attempt in words, or None."""
+def find_fault(
+    volume: Volume, found: Found, level: Verify, *, tell: Tell | None = None
+) -> str | None:
+    """The first fault of a published attempt in words, or None; `tell` hears how far reading is."""
     if found.manifest is None:
         return found.fault or "it was never published"
     fault = _listing_fault(found, found.manifest, level)
     if fault is None and level == "full":
-        faults = check_files(volume, found.folder, found.manifest.files)
+        faults = check_files(volume, found.folder, found.manifest.files, tell=tell)
         fault = faults[0] if faults else None
     return fault
 
