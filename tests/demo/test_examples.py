@@ -58,9 +58,9 @@ def test_a_stopped_server_goes_on_with_its_data_folder_and_its_key(server):
     assert server.stop() == 0
     server.start()
     assert LocalServer("tiny", server.data_dir).api_key == server.api_key
-    with tinker.ServiceClient(base_url=server.base_url, api_key=server.api_key) as service:
-        offered = service.create_rest_client().get_server_capabilities().result(timeout=30)
-        assert offered.supported_models[0].model_name == "tiny"
+    client = tinker.RestClient(base_url=server.base_url, api_key=server.api_key)
+    offered = client.get_server_capabilities().result(timeout=30)
+    assert offered.supported_models[0].model_name == "tiny"
 
 
 def test_a_server_that_cannot_start_says_why(tmp_path):
