@@ -144,8 +144,9 @@ class _Collection:
         let_off = self._let_off(wanted, entries, marks)
         going = [d for d in wanted if d.candidate.folder not in let_off]
         removed, failures = self._remove(going, steps)
-        settled = {d.candidate.folder for d in removed} | let_off.keys()
-        stale = [m for m in marks if m.kind == "doom" and folder_of(m) in settled]
+        gone = {d.candidate.folder for d in removed}
+        stale = [m for m in marks if folder_of(m) in gone]
+        stale += [m for m in marks if m.kind == "doom" and folder_of(m) in let_off]
         stale += [m for m in self.stale() if m not in stale]
         steps.retried("unmark", lambda: remove_marks(self._volume, stale))
         spared = [d for d in wanted if d.candidate.folder in let_off]
