@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 import anyio
 from fastapi import FastAPI
 from lilo_definitions import Definition, resolve_source
-from lilo_volume import LocalVolume
 
 from lilo_engine.commands.launcher import Launcher, ProcessLauncher
 from lilo_engine.config import DataFolder
@@ -39,6 +38,7 @@ from lilo_engine.requests.auth import ApiKeyLayer
 from lilo_engine.requests.front import Front, FrontSettings
 from lilo_engine.sampling.launcher import ProcessSamplerLauncher, SamplerLauncher
 from lilo_engine.sampling.manager import SamplingManager
+from lilo_engine.storage import open_checkpoints
 
 PREFIX = "/api/v1"
 ROUTES = (futures, training, sampling, sessions, checkpoints, models, rest, unknown)
@@ -91,7 +91,7 @@ class Parts:
 
 def open_control(data: DataFolder, clock: Callable[[], float] = time.time) -> Control:
     """The control plane of a data folder."""
-    return Control.over(Records.at(data.root), LocalVolume(data.checkpoints), clock)
+    return Control.over(Records.at(data.root), open_checkpoints(data.checkpoints), clock)
 
 
 def build_app(parts: Parts) -> FastAPI:

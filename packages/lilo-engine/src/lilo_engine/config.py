@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from platformdirs import user_data_path
 API_KEY_VARIABLE = "LILO_API_KEY"
 DATA_DIR_VARIABLE = "LILO_DATA_DIR"
 LOG_LEVEL_VARIABLE = "LILO_LOG_LEVEL"
+CHECKPOINT_VOLUME_VARIABLE = "LILO_CHECKPOINT_VOLUME"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,11 +24,13 @@ class DataFolder:
     """What lies where in a server's data folder."""
 
     root: Path
+    checkpoints_at: Path | None = None
+    """Where checkpoints lie if not in `root`: a volume that is mounted elsewhere."""
 
     @property
     def checkpoints(self) -> Path:
         """Root of the volume that holds published checkpoints."""
-        return self.root / "checkpoints"
+        return self.checkpoints_at or self.root / "checkpoints"
 
     @property
     def logs(self) -> Path:
@@ -46,7 +50,7 @@ class DataFolder:
         """
         self.root.mkdir(parents=True, exist_ok=True)
         for folder in (self.checkpoints, self.logs):
-            folder.mkdir(exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
         probe = self.root / ".writable"
         probe.touch()
         probe.unlink()
@@ -55,6 +59,21 @@ class DataFolder:
 def api_key_from_environment() -> str | None:
     """The key a server accepts, and a local client sends."""
     return os.environ.get(API_KEY_VARIABLE) or None
+
+
+def checkpoint_volume_name() -> str | None:
+    """Name of the provider's volume that checkpoints lie in; None: they lie in a plain directory."""
+    return os.environ.get(CHECKPOINT_VOLUME_VARIABLE) or None
+
+
+def environment() -> Mapping[str, str]:
+    """All variables, for a container that is told by them what it is (`deploy/surroundings.py`)."""
+    return dict(os.environ)
+
+
+def add_to_environment(variables: Mapping[str, str]) -> None:
+    """Set variables for the processes that this one starts."""
+    os.environ.update(variables)
 
 
 def default_data_dir() -> Path:

@@ -32,6 +32,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "lilo_engine.cli.plan:plan",
             "What a definition needs: memory, time, price.",
         ),
+        "deploy": (
+            "lilo_engine.cli.deploy:deploy",
+            "Rent machines for a definition; --dry-run prints what would be created.",
+        ),
         "keys": ("lilo_engine.cli.keys:app", "API keys: make, list, revoke."),
         "doctor": (
             "lilo_engine.cli.doctor:doctor",
@@ -41,7 +45,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
 )
 """Name -> where its function or group is, and its line in `lilo --help`."""
 _HINTS: Mapping[str, str] = MappingProxyType(
-    {"demo": "pip install 'lilo-engine[demo]' lilo-miles-backend"}
+    {
+        "demo": "pip install 'lilo-engine[demo]' lilo-miles-backend",
+        "deploy": "pip install 'lilo-engine[modal]'",
+    }
 )
 """What to install for a command that cannot be imported; for others the missing module is named."""
 

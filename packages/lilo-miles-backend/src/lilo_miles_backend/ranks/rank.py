@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import assert_never
 
 from lilo_definitions import resolve_source
@@ -18,7 +19,8 @@ from lilo_engine.errors import InvalidRequest, LiloError
 from lilo_engine.operations.operation import ModelId
 from lilo_engine.operations.tensor import Tensor
 from lilo_engine.operations.validate_datums import check_datums
-from lilo_volume import LocalVolume, SoloGroup
+from lilo_engine.storage import open_checkpoints
+from lilo_volume import SoloGroup
 
 from lilo_miles_backend.checkpoints import load_training
 from lilo_miles_backend.config import BackendSettings
@@ -137,7 +139,7 @@ class Rank:
         folder = resolve_source(definition.model.source)
         self._model = BaseModel(definition, folder, self._device, self._parallel)
         self._residents = Residents(definition, self._model.sites, self._device.torch_device)
-        self._volume = LocalVolume(config.checkpoints_root)
+        self._volume = open_checkpoints(Path(config.checkpoints_root))
         self._captures = Captures(self._volume, SoloGroup())
         self._limits = PassLimits(
             max_tokens=definition.limits.max_tokens_per_rank,

@@ -1,0 +1,168 @@
+"""Bodies: what the provider's containers run. Module-level functions: a container imports this module and calls one.
+
+A run longer than one container's life is a chain: at its deadline the head leaves and calls the trainer again with the
+same run. A call that failed is tried again by the provider with the same run. Either way the next container goes on
+from the newest whole state.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from functools import partial
+from typing import Any, Protocol, cast
+
+from lilo_engine.config import add_to_environment, environment
+from lilo_engine.deploy import places
+from lilo_engine.deploy.bring_up import BringUp, environment_of
+from lilo_engine.deploy.cluster import read_cluster
+from lilo_engine.deploy.head import Life, PartsOf, Timing, of_processes
+from lilo_engine.deploy.resume import Resume
+from lilo_engine.deploy.surroundings import Surroundings
+
+LEAVE_S = 900.0
+"""Before the container's limit: a checkpoint that is being published has time to end, and so has the last snapshot."""
+
+
+class Provider(Protocol):
+    """What a trainer needs of the provider while it runs."""
+
+    @property
+    def client(self) -> object:
+        """For asking about the cluster: the module `modal`, or what looks like it."""
+        ...
+
+    def forward(self, port: int) -> AbstractContextManager[str]:
+        """The public URL of a port of this container, for as long as the block runs."""
+        ...
+
+    def publish_url(self, app: str, run: str, url: str) -> None:
+        """Write down where a run can be reached."""
+        ...
+
+    def call_again(self, app: str, run: str) -> None:
+        """Start the trainer with the same run in a new container."""
+        ...
+
+
+def trainer(run: str) -> list[dict[str, Any]]:
+    """Body of the function `trainer`: one life of a run on this container.
+
+    Returns what the models of the run went on from, for whoever called; on containers other than the head, nothing.
+    """
+    from lilo_engine.deploy.modal_provider import ModalProvider  # noqa: PLC0415 (an extra)
+
+    stop = threading.Event()
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, partial(_set, stop))
+    return [asdict(resume) for resume in run_trainer(run, ModalProvider(), stop=stop)]
+
+
+def _set(stop: threading.Event, _number: int, _frame: object) -> None:
+    stop.set()
+
+
+def run_trainer(
+    run: str,
+    provider: Provider,
+    *,
+    stop: threading.Event | None = None,
+    timing: Timing | None = None,
+    parts_of: PartsOf = of_processes,
+) -> tuple[Resume, ...]:
+    """One life of a run.
+
+    Args:
+        run: Its name; the same name again goes on with it.
+        provider: The provider's side.
+        stop: Set to leave early, without calling the next container: somebody ends the run.
+        timing: Instead of what the definition says.
+        parts_of: Instead of a trainer and a sampler in processes of their own.
+
+    Raises:
+        ServerError: see `Life.live` and `bring_up`.
+    """
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    here = Surroundings.of(environment())
+    nodes = here.definition.topology.nodes
+    cluster = read_cluster(provider.client, nodes)
+    if nodes == 1:
+        return _lead(run, here, provider, stop, timing, parts_of)
+    add_to_environment(environment_of(cluster))
+    bring_up = BringUp(cluster=cluster)
+    if not cluster.is_head:
+        bring_up.lend()
+        return ()
+    try:
+        bring_up.start_head()
+        return _lead(run, here, provider, stop, timing, parts_of)
+    finally:
+        bring_up.stop()
+
+
+def _lead(
+    run: str,
+    here: Surroundings,
+    provider: Provider,
+    stop: threading.Event | None,
+    timing: Timing | None,
+    parts_of: PartsOf,
+) -> tuple[Resume, ...]:
+    stop = stop or threading.Event()
+    port = places.FRONT_PORT
+    with provider.forward(port) as url:
+        life = Life(
+            run=run,
+            surroundings=here,
+            timing=timing or timing_of(here.definition.deployment.trainer_timeout_hours),
+            announce=_announcer(here.app, run, url, provider),
+            port=port,
+            stop=stop,
+            parts_of=parts_of,
+        )
+        resumes = life.live()
+    if not stop.is_set():
+        provider.call_again(here.app, run)
+    return resumes
+
+
+def timing_of(timeout_hours: float) -> Timing:
+    """A life that ends before its container does."""
+    limit_s = timeout_hours * 3600
+    return Timing(life_s=max(limit_s - LEAVE_S, limit_s / 2))
+
+
+def _announcer(
+    app: str, run: str, url: str, provider: Provider
+) -> Callable[[str, tuple[Resume, ...]], None]:
+    def announce(local: str, resumes: tuple[Resume, ...]) -> None:
+        provider.publish_url(app, run, url)
+        said = [f"lilo: serving {app} run {run} at {url} (here {local})"]
+        for resume in resumes:
+            said += [f"lilo: passed over {skipped}" for skipped in resume.skipped]
+            said.append(
+                f"lilo: {resume.model_id} goes on from {resume.path or 'nothing: no whole state'}"
+            )
+        sys.stdout.write("\n".join(said) + "\n")
+        sys.stdout.flush()
+
+    return announce
+
+
+def sampler() -> None:
+    """Body of the function `sampler`: starts one replica's server; the provider routes to its port."""
+    command = cast("list[str]", json.loads(environment()[places.SAMPLER_COMMAND]))
+    subprocess.Popen(command, stdin=subprocess.DEVNULL)
+
+
+__all__ = ["Provider", "run_trainer", "sampler", "timing_of", "trainer"]

@@ -1,0 +1,199 @@
+"""Head: the server inside a trainer container: one life of a run, between taking up its state and leaving it.
+
+It has three parts, and while it serves two tasks beside the server:
+
+take up   records from their newest whole snapshot; for each model the newest whole training state is named
+serve     front, engine, trainer, sampler; a snapshot of the records every `snapshot_s`
+leave     at the deadline, or when told to: finish what is being published, snapshot the records
+
+snapshots   waits for: its interval       unblocked by: the clock
+leaving     waits for: deadline or stop    unblocked by: the clock, the caller's event
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import anyio
+import anyio.to_thread
+import uvicorn
+from lilo_definitions import Definition
+from lilo_volume import VolumeError
+
+from lilo_engine.app import Parts, ServerSettings, build_app
+from lilo_engine.config import DataFolder, api_key_from_environment
+from lilo_engine.control.records import Records
+from lilo_engine.deploy.resume import Resume, find_resumes
+from lilo_engine.deploy.snapshots import FILE, Snapshots
+from lilo_engine.deploy.surroundings import Surroundings
+from lilo_engine.errors import ServerError
+from lilo_engine.requests.front import Front
+from lilo_engine.storage import open_folder
+
+_log = logging.getLogger(__name__)
+
+PartsOf = Callable[[Definition, DataFolder], Parts]
+"""Builds the parts of a server; tests give those that stay in memory."""
+
+
+def of_processes(definition: Definition, data: DataFolder) -> Parts:
+    """A trainer and a sampler in processes of their own, as `lilo serve` starts them."""
+    return Parts.of_processes(definition, data, ServerSettings())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """When a life does what, in seconds."""
+
+    life_s: float
+    """From the start until it leaves by itself; below the container's own limit, which would end it mid-write."""
+    snapshot_s: float = 60.0
+    """Between snapshots of the records: what a lost container can lose of its history, never of its checkpoints."""
+    ready_look_s: float = 0.05
+    """Between looks for readiness."""
+    grace_s: int = 3
+    """For requests in flight at the end; long polls are cut off after it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """One container's part of a run."""
+
+    run: str
+    surroundings: Surroundings
+    timing: Timing
+    announce: Callable[[str, tuple[Resume, ...]], None]
+    """Called once, when clients can come: the local URL, and what their models go on from."""
+    parts_of: PartsOf = of_processes
+    host: str = "0.0.0.0"
+    port: int = 0
+    stop: threading.Event = field(default_factory=threading.Event)
+    """Set from another thread: leave now."""
+
+    def live(self) -> tuple[Resume, ...]:
+        """Serve until the deadline, or until told to stop.
+
+        Returns what the models of this run were told to go on from.
+
+        Raises:
+            ServerError: no API key is given, or the trainer never came up; the cause in words.
+            VolumeError: the volume cannot be read at the start.
+        """
+        data = DataFolder(
+            root=self.surroundings.data_dir / self.run,
+            checkpoints_at=self.surroundings.checkpoint_root,
+        )
+        data.create()
+        snapshots = self._snapshots()
+        snapshots.restore(data.root / FILE)
+        resumes = self._resumes(data)
+        parts = self.parts_of(self.surroundings.definition, data)
+        self._admit(parts)
+        try:
+            anyio.run(self._serve, parts, snapshots, resumes)
+        finally:
+            self._snapshot(snapshots, data)
+        return resumes
+
+    def _snapshots(self) -> Snapshots:
+        root = self.surroundings.records_root
+        return Snapshots(
+            volume=open_folder(self.surroundings.checkpoint_volume, root), run=self.run
+        )
+
+    def _resumes(self, data: DataFolder) -> tuple[Resume, ...]:
+        records = Records.at(data.root)
+        try:
+            volume = open_folder(self.surroundings.checkpoint_volume, data.checkpoints)
+            return find_resumes(volume, records)
+        finally:
+            records.close()
+
+    def _admit(self, parts: Parts) -> None:
+        key = api_key_from_environment()
+        if key is not None:
+            parts.control.keys.create(f"run {self.run}", time.time(), key=key)
+        elif not parts.control.keys.any():
+            secrets = ", ".join(self.surroundings.definition.deployment.secrets) or "none is named"
+            raise ServerError(
+                f"no API key: put LILO_API_KEY=tml-... into a secret that deployment.secrets names ({secrets})"
+            )
+
+    async def _serve(self, parts: Parts, snapshots: Snapshots, resumes: tuple[Resume, ...]) -> None:
+        listener = socket.create_server((self.host, self.port), backlog=2048)
+        app = build_app(parts)
+        config = uvicorn.Config(
+            app,
+            access_log=False,
+            log_level="warning",
+            lifespan="on",
+            timeout_graceful_shutdown=self.timing.grace_s,
+            timeout_keep_alive=75,
+        )
+        server = _Server(config)
+        failures: list[str] = []
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._leave, server)
+            tasks.start_soon(self._open, app.state.front, server, listener, resumes, failures)
+            tasks.start_soon(self._keep_snapshots, snapshots, parts.data)
+            await server.serve(sockets=[listener])
+            tasks.cancel_scope.cancel()
+        if failures:
+            raise ServerError(
+                f"the trainer of {parts.definition.name} could not be started: {failures[0]}"
+            )
+
+    async def _leave(self, server: uvicorn.Server) -> None:
+        """End the server at the deadline or when told to."""
+        with anyio.move_on_after(self.timing.life_s):
+            await anyio.to_thread.run_sync(
+                self.stop.wait, self.timing.life_s, abandon_on_cancel=True
+            )
+        server.should_exit = True
+
+    async def _open(
+        self,
+        front: Front,
+        server: uvicorn.Server,
+        listener: socket.socket,
+        resumes: tuple[Resume, ...],
+        failures: list[str],
+    ) -> None:
+        """Announce once that clients can come, or end a server whose trainer never will."""
+        while not (server.started and (await front.readiness()).ready):
+            state = await front.engine.state()
+            if state.phase == "stopped" and not server.should_exit:
+                failures.append(state.last_failure or "it stopped")
+                server.should_exit = True
+                return
+            await anyio.sleep(self.timing.ready_look_s)
+        port = listener.getsockname()[1]
+        await anyio.to_thread.run_sync(self.announce, f"http://127.0.0.1:{port}", resumes)
+
+    async def _keep_snapshots(self, snapshots: Snapshots, data: DataFolder) -> None:
+        while True:
+            await anyio.sleep(self.timing.snapshot_s)
+            await anyio.to_thread.run_sync(self._snapshot, snapshots, data)
+
+    def _snapshot(self, snapshots: Snapshots, data: DataFolder) -> None:
+        try:
+            snapshots.take(data.root / FILE)
+        except (VolumeError, sqlite3.Error, OSError):
+            # The one before stays the newest, and the next one tries again: no reason to end a training run.
+            _log.exception("the records of run %s were not snapshotted", self.run)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: the container's own end a life through `stop`."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Leave signals alone."""
+        yield
