@@ -39,20 +39,23 @@ def serve(
 
 
 def _serve_channel(backend: Backend, connection: Connection, channel: Channel, epoch: int) -> None:
-    goes_on = True
-    while goes_on:
-        try:
+    """Answer one connection; it is shut at the end, so that nobody waits for an answer that cannot come."""
+    try:
+        goes_on = True
+        while goes_on:
             command = connection.receive(None)
-        except (OSError, EOFError, FrameError) as error:
-            _log.info("the %s connection ended: %s", channel, error)
-            return
-        answer = _answer(backend, command, channel, epoch)
-        goes_on = not isinstance(answer, BackendLost) and command.method != "close"
-        try:
-            connection.send(answer, None)
-        except OSError as error:
-            _log.info("nobody takes the answer to %s: %s", command.method, error)
-            return
+            answer = _answer(backend, command, channel, epoch)
+            goes_on = not isinstance(answer, BackendLost) and command.method != "close"
+            try:
+                connection.send(answer, None)
+            except FrameError as error:
+                goes_on = False
+                lost = f"the answer to {command.method} cannot travel: {error}"
+                connection.send(BackendLost(lost), None)
+    except (OSError, EOFError, FrameError) as error:
+        _log.info("the %s connection ended: %s", channel, error)
+    finally:
+        connection.shutdown()
 
 
 def _answer(backend: Backend, command: object, channel: Channel, epoch: int) -> Reply | LiloError:
