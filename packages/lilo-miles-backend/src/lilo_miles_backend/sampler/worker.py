@@ -27,18 +27,31 @@ _log = logging.getLogger(__name__)
 class Worker:
     """Runs a batch in a thread of its own."""
 
-    def __init__(self, batch: Batch, *, num_threads: int) -> None:
-        """Start the thread; `num_threads` is torch's, for the operations inside one step."""
+    def __init__(
+        self, batch: Batch, *, num_threads: int, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Start the thread.
+
+        Args:
+            batch: what generates; no other thread touches it from now on.
+            num_threads: torch's, for the operations inside one step.
+            now: clock in seconds.
+        """
         self._batch = batch
         self._num_threads = num_threads
+        self._now = now
         self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
-        self._progress_at = time.monotonic()
+        self._progress_at = now()
         self._counts = (0, 0, 0)
         self._thread = threading.Thread(target=self._run, name="lilo-sampler", daemon=True)
         self._thread.start()
 
     def post(self, message: Message) -> None:
         """Have `message` called with the batch, in the torch thread, before the next step."""
+        running, waiting, _ = self._counts
+        if not (running or waiting or self._messages.qsize()):
+            # Progress is measured from the beginning of work: an idle hour is no hour without progress.
+            self._progress_at = self._now()
         self._messages.put(message)
 
     def health(self) -> SamplerHealth:
@@ -49,7 +62,7 @@ class Worker:
             running=running,
             waiting=waiting,
             generated_tokens=generated,
-            age_s=time.monotonic() - self._progress_at if running or waiting else 0.0,
+            age_s=self._now() - self._progress_at if running or waiting else 0.0,
         )
 
     def stop(self, timeout_s: float) -> bool:
@@ -90,4 +103,4 @@ class Worker:
         # One tuple, so that other threads never read numbers of two different steps.
         batch = self._batch
         self._counts = (batch.num_running, batch.num_waiting, batch.generated_tokens)
-        self._progress_at = time.monotonic()
+        self._progress_at = self._now()
