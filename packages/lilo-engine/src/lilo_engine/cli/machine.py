@@ -92,7 +92,8 @@ def look() -> Machine:
 
 def probe(timeout_s: float = PROBE_TIMEOUT_S) -> Probed:
     """Run the probe in a process of its own; a failure of it becomes the `error` of torch."""
-    command = [sys.executable, "-m", "lilo_engine.cli.probe"]
+    # -P: a file in the working directory must not stand in for a module.
+    command = [sys.executable, "-P", "-m", "lilo_engine.cli.probe"]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=timeout_s, check=False

@@ -131,7 +131,8 @@ class ProcessSamplerLauncher:
         """The process, from its start until it has ended."""
         definition = folder / "definition.json"
         definition.write_text(self._definition.model_dump_json())
-        command = [sys.executable, "-m", "lilo_engine.sampling.host"]
+        # -P: a file in the working directory must not stand in for a module.
+        command = [sys.executable, "-P", "-m", "lilo_engine.sampling.host"]
         command += ["--socket", str(folder / "s"), "--definition", str(definition)]
         with self._open_log() as log:
             # A session of its own: Ctrl-C in a terminal reaches the server, which then ends its children in order.

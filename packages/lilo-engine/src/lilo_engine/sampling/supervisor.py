@@ -57,7 +57,7 @@ class Supervisor:
             definition: its start-up and command limits are kept.
             launcher: how an engine is started.
             health_every_s: pause between two looks at a running engine.
-            health_within_s: for its answer.
+            health_within_s: for an answer to such a look, and to the first question of all.
         """
         self.launches = 0
         self.last_failure: str | None = None
@@ -126,7 +126,12 @@ class Supervisor:
         return causes[0]
 
     async def _meet(self, engine: SamplingEngine) -> Serving:
-        info = await engine.info()
+        with anyio.move_on_after(self._health_within_s):
+            info = await engine.info()
+            return self._serving_of(engine, info)
+        raise ServerError(self._no_answer())
+
+    def _serving_of(self, engine: SamplingEngine, info: SamplerInfo) -> Serving:
         residents = Residents(
             engine,
             max_adapters=min(info.max_adapters, self._definition.sampler.max_adapters),
@@ -144,14 +149,15 @@ class Supervisor:
             with anyio.move_on_after(self._health_within_s):
                 health = await engine.health()
             if health is None:
-                return (
-                    f"the sampling engine did not answer within its limit of {_HEALTH_WITHIN_S:g} s"
-                )
+                return self._no_answer()
             if health.age_s > limit_s:
                 return (
                     f"the sampling engine made no progress for {health.age_s:.0f} s, "
                     f"over command_timeout_s = {limit_s:g} s"
                 )
+
+    def _no_answer(self) -> str:
+        return f"the sampling engine did not answer within its limit of {self._health_within_s:g} s"
 
     def _offer(self, serving: Serving | None) -> None:
         self._serving = serving
