@@ -5,7 +5,8 @@ checkpoint exists when its manifest does, which is written last, after every ran
 committed state was seen to hold it. A checkpoint asked for by name is that one or an error, never another. What
 cannot be verified is said, never passed.
 
-The core needs nothing but the standard library. What a publisher does not need is imported when it is first asked for.
+The core needs nothing but the standard library. What `begin` does not need is imported when it is first
+asked for.
 """
 
 import importlib
@@ -27,10 +28,12 @@ from lilo_volume.errors import (
     ManifestInvalid,
     MissingFiles,
     NameTaken,
+    NotFinished,
     OutcomeUnknown,
     PublishRefused,
     RankFailed,
     RankLost,
+    StaleVersion,
     UnexpectedFiles,
     VolumeBusy,
     VolumeConflict,
@@ -42,23 +45,27 @@ from lilo_volume.files import DigestingFile
 from lilo_volume.group import Group, SoloGroup
 from lilo_volume.manifest import FileEntry, Manifest, Receipt
 from lilo_volume.publication import Publication
-from lilo_volume.restore import Latest, Skipped, latest, open_named, resume
-from lilo_volume.verify import Verify
 from lilo_volume.volume import Entry, Volume
 from lilo_volume.volumes.local import LocalVolume
 
 if TYPE_CHECKING:
+    from lilo_volume.asynchronous import AsyncPublisher, Pending
+    from lilo_volume.bulletin import Bulletin
     from lilo_volume.fit import Fit, can_load
     from lilo_volume.gc import Collected, collect_garbage, plan_garbage
     from lilo_volume.groups.tcp import TcpGroup, tcp_group
     from lilo_volume.holding import held_latest
     from lilo_volume.leases import Lease, lease
     from lilo_volume.pins import is_pinned, pin, unpin
+    from lilo_volume.restore import Latest, Skipped, latest, open_named, resume
     from lilo_volume.retention import Candidate, Decision, Retention
     from lilo_volume.ttl import expiry, set_expiry
+    from lilo_volume.verify import Verify
 
 __all__ = [
+    "AsyncPublisher",
     "Attempt",
+    "Bulletin",
     "Candidate",
     "Checkpoint",
     "CheckpointCorrupt",
@@ -84,7 +91,9 @@ __all__ = [
     "ManifestInvalid",
     "MissingFiles",
     "NameTaken",
+    "NotFinished",
     "OutcomeUnknown",
+    "Pending",
     "Publication",
     "PublishRefused",
     "RankFailed",
@@ -93,6 +102,7 @@ __all__ = [
     "Retention",
     "Skipped",
     "SoloGroup",
+    "StaleVersion",
     "Survey",
     "TcpGroup",
     "UnexpectedFiles",
@@ -127,26 +137,36 @@ __all__ = [
 ]
 
 _LATER = {
+    "AsyncPublisher": "asynchronous",
+    "Bulletin": "bulletin",
     "Candidate": "retention",
     "Collected": "gc",
     "Decision": "retention",
     "Fit": "fit",
+    "Latest": "restore",
     "Lease": "leases",
+    "Pending": "asynchronous",
     "Retention": "retention",
+    "Skipped": "restore",
     "TcpGroup": "groups.tcp",
+    "Verify": "verify",
     "can_load": "fit",
     "collect_garbage": "gc",
     "expiry": "ttl",
     "held_latest": "holding",
     "is_pinned": "pins",
+    "latest": "restore",
     "lease": "leases",
+    "open_named": "restore",
     "pin": "pins",
     "plan_garbage": "gc",
+    "resume": "restore",
     "set_expiry": "ttl",
     "tcp_group": "groups.tcp",
     "unpin": "pins",
 }
-"""Names that are imported when they are first asked for, and the modules that have them."""
+"""Names that are imported when they are first asked for, and the modules that have them. None may be called like a module:
+importing that would put it in its place."""
 
 
 def __getattr__(name: str) -> object:

@@ -11,7 +11,9 @@
     +-- GroupTimeout         server  a rank did not come to a collective in time
     |   +-- RankLost         server  it names the step, and the ranks and nodes that are gone or did not come
     +-- GroupRefused         user    the ranks do not make up one group: a token, a size or a rank is wrong
+    +-- NotFinished          server  a save in the background did not end in time
     +-- PublishRefused       server  nothing was published; what was there before still is
+    |   +-- StaleVersion     user    a version of a bulletin that is not newer than the newest
     |   +-- NameTaken        user    the name exists, and overwriting was not asked for
     |   +-- IdentityRefused  user    two nodes or ranks claim to be one, or a rank has no volume or another one
     |   +-- MissingFiles     server  fewer files than expected arrived
@@ -117,10 +119,23 @@ class GroupRefused(VolumeError):
     category = "user"
 
 
+class NotFinished(VolumeError):
+    """A save in the background did not end in time; it may still do so."""
+
+    kind = "not_finished"
+
+
 class PublishRefused(VolumeError):
     """Nothing was published; what was there before still is."""
 
     kind = "publish_refused"
+
+
+class StaleVersion(PublishRefused):
+    """A version of a bulletin that is not newer than what was announced already; a bulletin never goes back."""
+
+    kind = "stale_version"
+    category = "user"
 
 
 class NameTaken(PublishRefused):

@@ -73,7 +73,7 @@ class ThreadGroup:
                 missing = set(range(self.world_size)) - row.keys()
                 if lost := missing & self._meeting.gone:
                     self._fail(step, lost, "it is gone")
-                if not changed.wait(timeout=max(0.0, deadline - time.monotonic())):
+                elif not changed.wait(timeout=max(0.0, deadline - time.monotonic())):
                     self._fail(step, missing, f"did not come within {timeout_s:g} s")
             steps = {rank: row[rank][0] for rank in sorted(row)}
         assert len(set(steps.values())) == 1, f"the ranks took different paths: {steps}"
