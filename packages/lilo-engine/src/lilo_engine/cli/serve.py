@@ -90,6 +90,8 @@ def _run(parts: Parts, listener: socket.socket, url: str) -> None:
     config = uvicorn.Config(
         app,
         access_log=False,
+        # Nothing here asks where a request came from.
+        proxy_headers=False,
         log_level="warning",
         lifespan="on",
         timeout_graceful_shutdown=GRACE_S,

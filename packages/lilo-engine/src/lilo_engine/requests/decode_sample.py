@@ -6,9 +6,8 @@ Prompt and parameters are checked by the sampling manager, which every way of sa
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import fields
 
 from lilo_engine.errors import InvalidRequest
 from lilo_engine.requests.decode import prompt_tokens
@@ -17,6 +16,13 @@ from lilo_engine.sampling.engine import SampleRequest, SamplingParams
 
 MAX_SAMPLES = 4096
 """Of one prompt; bounds what one request can queue."""
+_COMPARED = tuple(
+    field.name
+    for field in fields(SampleRequest)
+    if field.name not in ("request_id", "prompt", "params")
+)
+_COMPARED_PARAMS = tuple(field.name for field in fields(SamplingParams))
+"""Numbers and texts, or tuples of them: their `repr` is the same in every process."""
 _NOT_OFFERED = ("target_prompt_logprobs", "prompt_alt_tokens_k", "prompt_logprobs_last_n")
 
 
@@ -76,10 +82,9 @@ def sample_request(
 
 def fingerprint(request: SampleRequest) -> str:
     """What makes two submissions of one number the same request: everything but the id."""
-    fields = asdict(request)
-    prompt: bytes = fields.pop("prompt")
-    text = json.dumps(fields, sort_keys=True)
-    return hashlib.sha256(text.encode() + prompt).hexdigest()
+    asked = [getattr(request, name) for name in _COMPARED]
+    asked += [getattr(request.params, name) for name in _COMPARED_PARAMS]
+    return hashlib.sha256(repr(asked).encode() + request.prompt).hexdigest()
 
 
 def _stops(

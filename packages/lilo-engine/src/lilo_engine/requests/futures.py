@@ -16,6 +16,7 @@ from lilo_engine.requests import encode
 from lilo_engine.requests.body import PROTOBUF, off_loop, read_json
 from lilo_engine.requests.front import Front, front_of
 from lilo_engine.requests.json_response import json_response
+from lilo_engine.requests.plain_route import plain_post
 from lilo_engine.requests.wire_json import FutureBody, RetrieveFutureBody
 from lilo_engine.sampling.engine import SampleResult
 from lilo_engine.sampling.futures import PREFIX as SAMPLE_PREFIX
@@ -24,7 +25,7 @@ from lilo_engine.sampling.futures import Sampled
 router = APIRouter()
 
 
-@router.post("/retrieve_future")
+@plain_post(router, "/retrieve_future")
 async def retrieve_future(request: Request) -> Response:
     """The result of a request, once it has one; it can be fetched again."""
     front = front_of(request)

@@ -15,6 +15,7 @@ from lilo_engine.requests import decode, decode_sample
 from lilo_engine.requests.body import off_loop, parse_json, read_body, read_json
 from lilo_engine.requests.front import Front, front_of
 from lilo_engine.requests.json_response import json_response
+from lilo_engine.requests.plain_route import plain_post
 from lilo_engine.requests.wire_json import CreateSamplingSessionBody, SampleBody
 from lilo_engine.sampling.residents import AdapterVersion
 
@@ -58,7 +59,7 @@ async def get_sampler(request: Request, sampler_id: str) -> Response:
     )
 
 
-@router.post("/asample")
+@plain_post(router, "/asample")
 async def asample(request: Request) -> Response:
     """Submit one prompt; the number of a sample is its client's own and implies no order."""
     front = front_of(request)

@@ -11,6 +11,7 @@ from lilo_engine.requests import decode
 from lilo_engine.requests.body import read_json
 from lilo_engine.requests.front import front_of
 from lilo_engine.requests.json_response import json_response
+from lilo_engine.requests.plain_route import plain_post
 from lilo_engine.requests.wire_json import CreateSessionBody, FinishSessionBody, SessionBody
 
 router = APIRouter()
@@ -74,7 +75,7 @@ async def create_session(request: Request) -> Response:
     return json_response({"type": "create_session", "session_id": session_id})
 
 
-@router.post("/session_heartbeat")
+@plain_post(router, "/session_heartbeat")
 async def session_heartbeat(request: Request) -> Response:
     """The client lives. 410 once its session has ended, 404 if it never was."""
     front = front_of(request)

@@ -9,11 +9,12 @@ from starlette.responses import Response
 
 from lilo_engine.requests import decode
 from lilo_engine.requests.front import submit_numbered
+from lilo_engine.requests.plain_route import plain_post
 
 router = APIRouter()
 
 
-@router.post("/forward_backward")
+@plain_post(router, "/forward_backward")
 async def forward_backward(request: Request) -> Response:
     """A pass; protobuf says inside whether it is forward only."""
     return await submit_numbered(request, "forward_backward", decode.forward_backward)
@@ -26,7 +27,7 @@ async def forward(request: Request) -> Response:
     return await submit_numbered(request, "forward", forward_only)
 
 
-@router.post("/optim_step")
+@plain_post(router, "/optim_step")
 async def optim_step(request: Request) -> Response:
     """An optimizer step."""
     return await submit_numbered(request, "optim_step", decode.optim_step)

@@ -130,7 +130,7 @@ def main() -> None:
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     definition = Definition.model_validate_json(arguments.definition.read_text())
-    anyio.run(run, arguments.socket, definition)
+    anyio.run(run, arguments.socket, definition, backend_options={"use_uvloop": True})
 
 
 if __name__ == "__main__":
