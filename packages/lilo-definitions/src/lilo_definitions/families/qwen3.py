@@ -99,12 +99,11 @@ def qwen3_1_7b() -> Definition:
 
 
 def qwen3_4b() -> Definition:
-    """4B on one GPU; recomputes gate and up to fit."""
+    """4B on one GPU."""
     return qwen3_1_7b().derive(
         name="qwen3_4b",
         summary="Qwen3 4B at 16k on one H100",
         model=model_spec("Qwen/Qwen3-4B", _4B).model_dump(),
-        trainer={"keep_activations": "qkv"},
     )
 
 
@@ -115,27 +114,26 @@ def qwen3_8b() -> Definition:
         summary="Qwen3 8B at 16k on one H200",
         model=model_spec("Qwen/Qwen3-8B", _8B).model_dump(),
         topology={"gpu": "H200"},
-        trainer={"keep_activations": "all"},
     )
 
 
 def qwen3_14b() -> Definition:
-    """14B on one GPU; recomputes gate and up to fit."""
+    """14B on one GPU."""
     return qwen3_8b().derive(
         name="qwen3_14b",
         summary="Qwen3 14B at 16k on one H200",
         model=model_spec("Qwen/Qwen3-14B", _14B).model_dump(),
-        trainer={"keep_activations": "qkv"},
     )
 
 
 def qwen3_32b() -> Definition:
-    """32B on two GPUs, tensor-parallel: the weights alone are 66 GB."""
+    """32B on two GPUs, tensor-parallel: the weights alone are 66 GB. Computes gate and up again, to fit."""
     return qwen3_14b().derive(
         name="qwen3_32b",
         summary="Qwen3 32B at 16k on two H200, TP2",
         model=model_spec("Qwen/Qwen3-32B", _32B).model_dump(),
         topology={"gpus_per_node": 2, "tp": 2},
+        trainer={"keep_activations": "qkv"},
     )
 
 

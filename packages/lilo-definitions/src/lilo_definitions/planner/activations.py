@@ -1,0 +1,127 @@
+"""Bytes of activations on a GPU rank: what each layer keeps until its backward, and what a backward works with.
+
+The form of a trainer whose frozen linears never need their input: an adapter's input is one norm or one gated product
+away and is made again. Measured on one and two H200 (`proofs/planner.py` holds the rows); sequence parallelism shares the
+residual stream out over the tensor-parallel ranks.
+
+Names: H hidden, F inner, e bytes of an activation; q, k, v widths of all heads; all per token and rank.
+"""
+
+from __future__ import annotations
+
+from lilo_definitions.planner.job import Job
+from lilo_definitions.trainer import KEEPS, Keep
+
+MLP_PIECE_TOKENS = 8192
+"""Tokens of one piece of the MLP's backward, which never holds gate, up and their gradients for all tokens."""
+_DELTA_CHUNK = 64
+"""Tokens of a chunk of the delta rule; each leaves a state of key_dim x value_dim per value head."""
+_FP32 = 4
+
+
+def kept_bytes(job: Job, keep: Keep) -> float:
+    """What all layers keep for the backward."""
+    model, level = job.architecture, KEEPS.index(keep)
+    soft = sum(_softmax_kept(job)[: level + 1])
+    line = sum(_linear_kept(job)[: level + 1]) if model.linear else 0.0
+    return job.tokens_per_rank * (model.softmax_layers * soft + model.linear_layers * line)
+
+
+def _softmax_kept(job: Job) -> tuple[float, float, float, float]:
+    """Of a layer with softmax attention: what each level adds: input, attention, qkv, all."""
+    model, e, tp = job.architecture, job.dtype_bytes, job.tp
+    stream = e * model.hidden / tp
+    # Output and float32 log-sum-exp of the attention, and the residual stream between attention and MLP.
+    attention = (e * model.attention_width + _FP32 * model.heads) / tp + stream
+    return stream, attention, e * _qkv_width(job), e * 2 * model.inner / tp
+
+
+def _linear_kept(job: Job) -> tuple[float, float, float, float]:
+    """Of a layer with linear attention."""
+    model, e, tp = job.architecture, job.dtype_bytes, job.tp
+    assert model.linear is not None, "a model without linear layers keeps nothing in them"
+    stream = e * model.hidden / tp
+    attention = e * model.linear.value_width / tp + stream
+    return stream, attention, e * model.linear_in_width / tp, e * 2 * model.inner / tp
+
+
+def _qkv_width(job: Job) -> float:
+    """Features of the fused projection on one rank."""
+    model = job.architecture
+    queries = model.qkv_width - 2 * model.kv_width
+    return queries / job.tp + 2 * model.kv_width / job.kv_shards
+
+
+def softmax_backward_bytes(job: Job, keep: Keep) -> float:
+    """What the backward of a softmax attention holds beyond what its layer kept, without gathered keys and values.
+
+    Four residual streams (both norms' inputs or gradients), the projections, rotated queries and keys, output and its
+    gradient, gradients of q, k and v and their float32 accumulators; less what the MLP's backward has freed.
+    """
+    model, e, tp = job.architecture, job.dtype_bytes, job.tp
+    level = KEEPS.index(keep)
+    queries, keys = model.attention_width / tp, model.kv_width / job.kv_shards
+    width = 4 * e * model.hidden / tp
+    width += e * (queries + keys) + e * queries + (e + _FP32) * (queries + 2 * keys)
+    if level < KEEPS.index("qkv"):
+        width += e * _qkv_width(job)
+    if level < KEEPS.index("attention"):
+        width += e * queries
+    else:
+        width -= e * model.hidden / tp
+    if keep == "all":
+        width -= e * 2 * model.inner / tp
+    return job.tokens_per_rank * width
+
+
+def linear_backward_bytes(job: Job, keep: Keep) -> float:
+    """What the backward of a delta net holds beyond what its layer kept.
+
+    Projections, convolution and their gradients (3 x), values, outputs, gates and their gradients (7 x), repeated keys,
+    and the chunks' states with their gradients.
+    """
+    model, e, tp = job.architecture, job.dtype_bytes, job.tp
+    if model.linear is None:
+        return 0.0
+    line = model.linear
+    width = 4 * e * model.hidden / tp
+    width += e * (3 * line.conv_channels + 7 * line.value_width) / tp
+    width += e * 2 * line.value_heads * line.key_dim / tp
+    width += e * 2 * line.value_width * line.key_dim / (_DELTA_CHUNK * tp)
+    if keep == "all":
+        width -= e * 2 * model.inner / tp
+    return job.tokens_per_rank * width
+
+
+def mlp_backward_bytes(job: Job, keep: Keep) -> float:
+    """What the backward of an MLP holds beyond what its layer kept: four streams, and one piece of gate, up, product."""
+    model, e, tp = job.architecture, job.dtype_bytes, job.tp
+    queries, keys = model.attention_width / tp, model.kv_width / job.kv_shards
+    width = 4 * e * model.hidden / tp
+    if keep == "input":
+        # Computed again for the attention's backward that follows: projections, rotated queries and keys, output.
+        width += e * model.hidden / tp + e * (_qkv_width(job) + 2 * queries + keys)
+    piece = min(MLP_PIECE_TOKENS, job.tokens_per_rank)
+    per_token = 2 * model.inner + (0 if keep == "all" else 2 * model.inner)
+    return job.tokens_per_rank * width + piece * e * per_token / tp
+
+
+def gathered_kv_bytes(job: Job) -> float:
+    """Keys and values of all context-parallel ranks for one layer: gathered, and their float32 gradients."""
+    if job.cp == 1:
+        return 0.0
+    width = 2 * job.architecture.kv_width / job.kv_shards
+    return job.gathered_tokens * width * (job.dtype_bytes + _FP32)
+
+
+def head_bytes(job: Job) -> float:
+    """At the loss: final hidden states, their norm and gradient, whole on each rank where the vocabulary is shared out."""
+    stream = job.dtype_bytes * job.architecture.hidden
+    streams = 3 * stream if job.tp == 1 else 2 * stream / job.tp + 2 * stream
+    return job.tokens_per_rank * streams
+
+
+def chunk_logits_bytes(job: Job) -> float:
+    """One chunk's logits in float32 and their gradient in the activations' type."""
+    chunk = min(job.logprob_chunk_tokens, job.tokens_per_rank)
+    return chunk * job.architecture.vocab / job.tp * (_FP32 + job.dtype_bytes)

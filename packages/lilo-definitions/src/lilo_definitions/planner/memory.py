@@ -1,0 +1,130 @@
+"""Memory: what one rank holds at the moment of its peak, part by part. Ranks are alike: every layout here is balanced."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from lilo_definitions.planner import activations, autograd
+from lilo_definitions.planner.adapters import adapter_parameters_on_a_rank
+from lilo_definitions.planner.job import Job, TrainerName
+from lilo_definitions.trainer import Keep
+
+USABLE_SHARE = 0.93
+"""Of a GPU's memory: the allocator's rounding and fragments take a few percent where shapes are bucketed."""
+CONTEXT_BYTES = 1.5e9
+"""Of the CUDA context and the communication buffers, which no allocator counts."""
+_MILES_LOGIT_BYTES = 8
+"""Per logit when all are made at once: bfloat16, their float32 copy, and the bfloat16 gradient."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes of one rank at its peak."""
+
+    weights: float
+    """The frozen base: this rank's share, embedding and head included."""
+    adapters: float
+    """Float32 masters of all slots, and their copies in the activations' type on GPUs."""
+    optimizer: float
+    """Two float32 moments of all slots."""
+    gradients: float
+    """Float32 gradients of all slots."""
+    kept: float
+    """Activations that the layers keep for their backward."""
+    kv_gather: float
+    """Keys and values of all context-parallel ranks, for the layer at work."""
+    logits: float
+    """A chunk of them, or all."""
+    working: float
+    """Everything else that the moment of the peak holds."""
+
+    @property
+    def peak(self) -> float:
+        """Their sum: the most that is allocated at once."""
+        return sum(getattr(self, field.name) for field in fields(self))
+
+    def parts(self) -> dict[str, float]:
+        """Bytes by part, in the order above."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Moment:
+    """What a moment of the step holds beyond weights, adapters and kept activations."""
+
+    kv_gather: float = 0.0
+    logits: float = 0.0
+    working: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.kv_gather + self.logits + self.working
+
+
+def memory_of(job: Job, trainer: TrainerName, keep: Keep) -> Memory:
+    """One rank's memory.
+
+    Args:
+        job: what is planned.
+        trainer: whose way of computing.
+        keep: what layers keep; the miles trainer keeps inputs whatever this says, the CPU trainer everything.
+    """
+    if trainer == "miles":
+        kept, moments = activations.kept_bytes(job, "input"), _miles_moments(job)
+    elif job.gpu is None:
+        kept, moments = autograd.kept_bytes(job), _cpu_moments(job)
+    else:
+        kept, moments = activations.kept_bytes(job, keep), _gpu_moments(job, keep)
+    peak = max(moments, key=lambda moment: moment.total)
+    held = job.slots * adapter_parameters_on_a_rank(job)
+    copies = 0 if job.gpu is None else job.dtype_bytes
+    return Memory(
+        weights=_weights(job),
+        adapters=held * (4 + copies),
+        optimizer=held * 8,
+        gradients=held * 4,
+        kept=kept,
+        kv_gather=peak.kv_gather,
+        logits=peak.logits,
+        working=peak.working,
+    )
+
+
+def limit_bytes(job: Job) -> float | None:
+    """What may be allocated on one rank's device; None on CPU, where it is not known."""
+    return None if job.gpu is None else job.gpu.memory_bytes * USABLE_SHARE - CONTEXT_BYTES
+
+
+def _weights(job: Job) -> float:
+    model = job.architecture
+    sharded = model.parameters * job.dtype_bytes / job.tp
+    if job.shard_embedding:
+        return sharded
+    return sharded + model.head_weights * job.dtype_bytes * (1 - 1 / job.tp)
+
+
+def _gpu_moments(job: Job, keep: Keep) -> list[_Moment]:
+    """The loss, and the backward of each kind of block of the last layer, when all layers still keep what they keep."""
+    return [
+        _Moment(logits=activations.chunk_logits_bytes(job), working=activations.head_bytes(job)),
+        _Moment(working=activations.mlp_backward_bytes(job, keep)),
+        _Moment(
+            kv_gather=activations.gathered_kv_bytes(job),
+            working=activations.softmax_backward_bytes(job, keep),
+        ),
+        _Moment(working=activations.linear_backward_bytes(job, keep)),
+    ]
+
+
+def _cpu_moments(job: Job) -> list[_Moment]:
+    tables = autograd.table_bytes(job)
+    return [
+        _Moment(logits=autograd.chunk_logits_bytes(job), working=tables + autograd.head_bytes(job)),
+        _Moment(working=tables + autograd.backward_bytes(job)),
+    ]
+
+
+def _miles_moments(job: Job) -> list[_Moment]:
+    """All logits at once, or one layer computed again."""
+    logits = job.tokens_per_rank * job.architecture.vocab / job.tp * _MILES_LOGIT_BYTES
+    return [_Moment(logits=logits), *_gpu_moments(job, "input")[1:]]
