@@ -52,35 +52,23 @@ class Dispatcher:
 
     async def create(self, request: CreateModel) -> LiloError | None:
         """Make the adapter and load its source; when that fails, nothing of it stays."""
-        try:
-            await self._call(self.backend.create_adapter, request.model_id, request.lora)
-        except BackendLost:
-            raise
-        except LiloError as error:
+        error = await self._try(self.backend.create_adapter, request.model_id, request.lora)
+        if error is not None or request.source is None:
             return error
-        if request.source is None:
-            return None
-        try:
-            await self._call(
-                self.backend.load,
-                request.model_id,
-                request.source,
-                with_optimizer=request.with_optimizer,
-            )
-        except BackendLost:
-            raise
-        except LiloError as error:
+        error = await self._try(
+            self.backend.load,
+            request.model_id,
+            request.source,
+            with_optimizer=request.with_optimizer,
+        )
+        if error is not None:
             await self.unload(request.model_id)
-            return error
-        return None
+        return error
 
     async def unload(self, model_id: ModelId) -> None:
         """Free the slot. It cannot be refused: a trainer that fails here has lost track of its slots."""
-        try:
-            await self._call(self.backend.unload, model_id)
-        except BackendLost:
-            raise
-        except LiloError as error:
+        error = await self._try(self.backend.unload, model_id)
+        if error is not None:
             raise BackendLost(f"unload of {model_id} failed: {error.message}") from error
 
     async def passes(
@@ -97,14 +85,8 @@ class Dispatcher:
                 for name, operation in operations
             ),
         )
-        outcomes: list[Outcome]
-        try:
-            outputs = await self._call(self.backend.forward_backward, batch)
-            outcomes = _outcomes(batch, outputs)
-        except BackendLost:
-            raise
-        except LiloError as error:
-            outcomes = [error for _ in operations]
+        outputs = await self._try(self.backend.forward_backward, batch)
+        outcomes = _outcomes(batch, outputs)
         if not first.forward_only:
             for (_, operation), window, outcome in zip(operations, windows, outcomes, strict=True):
                 if isinstance(outcome, LiloError):
@@ -121,31 +103,22 @@ class Dispatcher:
                 await self._drop_gradients(operation.model_id)
             window.close()
             return refusal
-        try:
-            metrics = await self._call(
-                self.backend.optim_step, operation.model_id, operation.params
-            )
-        except BackendLost:
-            raise
-        except LiloError as error:
+        window.close()
+        metrics = await self._try(self.backend.optim_step, operation.model_id, operation.params)
+        if isinstance(metrics, LiloError):
             await self._drop_gradients(operation.model_id)
-            return error
-        finally:
-            window.close()
+            return metrics
         return Stepped(metrics=dict(metrics))
 
     async def load(self, operation: LoadState, window: Window) -> Outcome:
         """Load a checkpoint; gradients are dropped with what they belonged to."""
-        try:
-            await self._call(
-                self.backend.load,
-                operation.model_id,
-                operation.source,
-                with_optimizer=operation.with_optimizer,
-            )
-        except BackendLost:
-            raise
-        except LiloError as error:
+        error = await self._try(
+            self.backend.load,
+            operation.model_id,
+            operation.source,
+            with_optimizer=operation.with_optimizer,
+        )
+        if error is not None:
             return error
         window.close()
         return Loaded(model_id=operation.model_id, ref=operation.source)
@@ -153,32 +126,28 @@ class Dispatcher:
     async def capture(self, operation: SaveState | SaveSampler) -> CaptureId | LiloError:
         """Freeze the state to be saved."""
         kind = "training" if isinstance(operation, SaveState) else "sampler"
-        try:
-            return await self._call(self.backend.capture, operation.model_id, kind)
-        except BackendLost:
-            raise
-        except LiloError as error:
-            return error
+        return await self._try(self.backend.capture, operation.model_id, kind)
 
     async def persist(
         self, capture_id: CaptureId, destination: Destination
     ) -> Published | LiloError:
         """Publish a capture; runs beside the GPU lane."""
+        return await self._try(self.backend.persist, capture_id, destination)
+
+    async def _drop_gradients(self, model_id: ModelId) -> None:
+        error = await self._try(self.backend.drop_gradients, model_id)
+        if error is not None:
+            # Gradients of a failed window would leak into the next one.
+            raise BackendLost(f"drop_gradients of {model_id} failed: {error.message}") from error
+
+    async def _try(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | LiloError:
+        """What a command returns, or the error that concerns it alone; a lost trainer is raised."""
         try:
-            return await self._call(self.backend.persist, capture_id, destination)
+            return await self._call(call, *args, **kwargs)
         except BackendLost:
             raise
         except LiloError as error:
             return error
-
-    async def _drop_gradients(self, model_id: ModelId) -> None:
-        try:
-            await self._call(self.backend.drop_gradients, model_id)
-        except BackendLost:
-            raise
-        except LiloError as error:
-            # Gradients of a failed window would leak into the next one.
-            raise BackendLost(f"drop_gradients of {model_id} failed: {error.message}") from error
 
     async def _call(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         try:
@@ -192,18 +161,17 @@ class Dispatcher:
             ) from error
 
 
-def _outcomes(batch: Batch, outputs: Sequence[Output]) -> list[Outcome]:
-    """One outcome per item.
-
-    Raises:
-        CommandFailed: the answer does not fit the batch; which item got which numbers cannot be known.
-    """
+def _outcomes(batch: Batch, outputs: Sequence[Output] | LiloError) -> list[Outcome]:
+    """One outcome per item; when the answer does not fit the batch, which item got which numbers cannot be known."""
     wanted = [item.operation_id for item in batch.items]
+    if isinstance(outputs, LiloError):
+        return [outputs for _ in wanted]
     got = [output.operation_id for output in outputs]
     if wanted != got:
-        raise CommandFailed(
+        misfit = CommandFailed(
             f"the trainer answered {len(got)} items {got[:4]} for {len(wanted)} items {wanted[:4]}"
         )
+        return [misfit for _ in wanted]
     return [
         InvalidRequest(output.error)
         if output.error is not None
