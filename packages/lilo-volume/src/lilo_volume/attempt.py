@@ -19,6 +19,7 @@ from lilo_volume.copying import CopyInstall, read_report, remove_source
 from lilo_volume.digest import best_algorithm, new_hasher
 from lilo_volume.errors import InvalidPath, PublishRefused, VolumeError
 from lilo_volume.files import DigestingFile, flush_folder, make_folders
+from lilo_volume.flusher import Flusher
 from lilo_volume.group import Group
 from lilo_volume.log import warn
 from lilo_volume.manifest import FileEntry, attempt_folder, check_file_name
@@ -99,7 +100,7 @@ class Attempt:
         """Start with the folder that `begin` made, and the folders above it that must be flushed."""
         self._publisher = Publisher.of(beginning)
         self._algorithm = algorithm
-        self._durable = durable
+        self._flusher = Flusher() if durable else None
         self._changed = list(beginning.changed)
         self._files: dict[str, FileEntry] = {}
         self._begun: set[str] = set()
@@ -164,7 +165,7 @@ class Attempt:
         assert hasher is not None, "checked by begin"
         place = self.folder / file_name
         return DigestingFile(
-            place, file_name, self._algorithm, hasher, self._report_file, durable=self._durable
+            place, file_name, self._algorithm, hasher, self._report_file, flusher=self._flusher
         )
 
     def publish(
@@ -244,6 +245,7 @@ class Attempt:
         """
         if self._ended:
             return
+        self._flushed()
         try:
             self._end(Report.of((), None, cause), {}, {}, {})
         except PublishRefused:
@@ -253,6 +255,8 @@ class Attempt:
 
     def _failure(self) -> str | None:
         """Why this rank has nothing good to report, if so; makes the names of its files last."""
+        if (failure := self._flushed()) is not None:
+            return failure
         open_files = sorted(self._begun - self._files.keys())
         if open_files:
             return (
@@ -283,8 +287,12 @@ class Attempt:
     def _report_file(self, entry: FileEntry) -> None:
         self._files[entry.path] = entry
 
+    def _flushed(self) -> str | None:
+        """Wait for the files that are still on their way to the medium; why one of them is not there."""
+        return None if self._flusher is None else self._flusher.wait()
+
     def _flush_folders(self) -> None:
-        if not self._durable:
+        if self._flusher is None:
             return
         for folder in {*self._changed, *((self.folder / path).parent for path in self._files)}:
             flush_folder(folder)

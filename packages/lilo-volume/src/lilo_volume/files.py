@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from lilo_volume.digest import Hasher
+from lilo_volume.flusher import Flusher
 from lilo_volume.manifest import RECORD_NAME, FileEntry
 
 _BLOCK_BYTES = 1024 * 1024
@@ -20,7 +21,7 @@ that what was just digested is still in the processor's cache when the kernel co
 
 
 class DigestingFile:
-    """A file being written: binary, sequential, no seeking. `close` flushes it to the medium and reports it.
+    """A file being written: binary, sequential, no seeking. `close` reports it, and sees to it that it is flushed.
 
     Holds one block at most. Left through an error, it is closed but never reported, and so cannot be published.
     """
@@ -33,16 +34,20 @@ class DigestingFile:
         hasher: Hasher,
         report: Callable[[FileEntry], None],
         *,
-        durable: bool = True,
+        flusher: Flusher | None,
     ) -> None:
-        """Create `place`, which must not be there; `path` is its name in the checkpoint."""
+        """Create `place`, which must not be there; `path` is its name in the checkpoint.
+
+        `flusher` waits for the medium; without one, nobody does.
+        """
         self._file = place.open("xb", buffering=0)
         self._gathered = bytearray()
         self._path = path
         self._algorithm = algorithm
         self._hasher = hasher
         self._report = report
-        self._durable = durable
+        self._flusher = flusher
+        self._closed = False
         self._size = 0
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
@@ -64,7 +69,7 @@ class DigestingFile:
         return self._size
 
     def flush(self) -> None:
-        """Hand over to the operating system; `close` also waits for the medium."""
+        """Hand over to the operating system."""
         if self._gathered:
             with memoryview(self._gathered) as view:
                 self._put(view)
@@ -77,18 +82,22 @@ class DigestingFile:
     @property
     def closed(self) -> bool:
         """Whether it is closed."""
-        return self._file.closed
+        return self._closed
 
     def close(self) -> None:
-        """Wait until the bytes are on the medium, close, report. Again: nothing."""
+        """Hand everything over to be flushed, and report it. Again: nothing."""
         if self.closed:
             return
+        self._closed = True
         try:
             self.flush()
-            if self._durable:
-                os.fsync(self._file.fileno())
-        finally:
+        except BaseException:
             self._file.close()
+            raise
+        if self._flusher is None:
+            self._file.close()
+        else:
+            self._flusher.take(self._file, self._path)
         self._report(
             FileEntry(
                 path=self._path,
@@ -116,6 +125,7 @@ class DigestingFile:
         if error is None:
             self.close()
         else:
+            self._closed = True
             with contextlib.suppress(OSError):
                 self._file.close()
 
