@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session
 from lilo_engine.commands.command import Published
 from lilo_engine.control.records import CheckpointRow, Records, RunRow
 from lilo_engine.errors import NotFound
+from lilo_engine.operations.ids import session_of
 from lilo_engine.operations.operation import SaveSampler, SaveState
 from lilo_engine.operations.reference import CheckpointKind, CheckpointRef
 
@@ -33,8 +34,6 @@ class Entry:
     ref: CheckpointRef
     attempt: str
     folder: str
-    order: int
-    """Larger is later within a run and kind."""
     size_bytes: int
     created_s: float
     expires_s: float | None
@@ -96,10 +95,6 @@ class Checkpoints:
             return _entries(session, _named().limit(limit).offset(offset)), total or 0
 
         return await self._records.run(work)
-
-    async def latest(self, run_id: str, kind: CheckpointKind) -> Entry | None:
-        """The newest named checkpoint of a run and kind."""
-        return next((entry for entry in await self.of_run(run_id) if entry.ref.kind == kind), None)
 
     async def unnamed_of(self, run_id: str) -> list[Entry]:
         """Snapshots without a name of a run, newest first."""
@@ -187,7 +182,6 @@ def _entry(row: CheckpointRow) -> Entry:
         ref=CheckpointRef(run_id=row.run_id, kind=kind, name=row.name),
         attempt=row.attempt,
         folder=row.folder,
-        order=row.position,
         size_bytes=row.size_bytes,
         created_s=row.created_s,
         expires_s=row.expires_s,
@@ -258,7 +252,7 @@ def _run_of(row: CheckpointRow) -> RunRow:
     spec = row.spec
     return RunRow(
         run_id=row.run_id,
-        session_id=row.run_id.rsplit(":train:", 1)[0],
+        session_id=session_of(row.run_id),
         base_model=spec.get("base_model", ""),
         lora_rank=int(spec.get("lora_rank", "0")),
         alpha=float(spec.get("alpha", "0")),

@@ -11,8 +11,8 @@ from lilo_volume import Volume
 from lilo_engine.control.checkpoints import Checkpoints
 from lilo_engine.control.journal import ControlJournal
 from lilo_engine.control.keys import Door, Keys
-from lilo_engine.control.models import Runs
 from lilo_engine.control.records import Records
+from lilo_engine.control.runs import Runs
 from lilo_engine.control.sampling_sessions import SamplingSessions
 from lilo_engine.control.sessions import Sessions
 from lilo_engine.errors import NotFound

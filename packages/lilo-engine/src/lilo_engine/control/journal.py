@@ -6,13 +6,11 @@ from collections.abc import Callable
 
 from lilo_engine.commands.command import Published
 from lilo_engine.control.checkpoints import Checkpoints
-from lilo_engine.control.models import Runs
+from lilo_engine.control.runs import Runs
 from lilo_engine.control.sampling_sessions import SamplingSession, SamplingSessions
+from lilo_engine.operations.ids import INFLIGHT_PREFIX
 from lilo_engine.operations.operation import CreateModel, ModelId, SaveSampler, SaveState
 from lilo_engine.operations.reference import CheckpointRef
-
-INFLIGHT_PREFIX = "inflight-"
-"""Names of the snapshots that moving sampling sessions follow; made when a request is decoded."""
 
 
 class ControlJournal:

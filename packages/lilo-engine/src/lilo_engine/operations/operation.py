@@ -15,7 +15,7 @@ from lilo_engine.operations.datum import Datum
 from lilo_engine.operations.reference import CheckpointRef
 
 ModelId = NewType("ModelId", str)
-"""`{session}:train:{n}`: also the id of the training run in REST answers and paths."""
+"""Also the id of the training run in REST answers and paths; `ids.py` has its form."""
 RequestId = NewType("RequestId", str)
 """What `retrieve_future` is asked for."""
 

@@ -22,7 +22,7 @@ class CheckpointRef:
     """The address of one published checkpoint."""
 
     run_id: str
-    """The id of the model that was saved: `{session}:train:{n}`."""
+    """The id of the model that was saved."""
     kind: CheckpointKind
     name: str
 

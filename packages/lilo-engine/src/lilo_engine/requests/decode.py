@@ -13,6 +13,12 @@ import numpy as np
 
 from lilo_engine.errors import InvalidRequest, UnsupportedMedia
 from lilo_engine.operations.datum import Datum
+from lilo_engine.operations.ids import (
+    EPHEMERAL_PREFIX,
+    INFLIGHT_PREFIX,
+    sampling_session_id_of,
+    session_of,
+)
 from lilo_engine.operations.operation import (
     AdamParams,
     ForwardBackward,
@@ -40,21 +46,6 @@ from lilo_engine.requests.wire_json import (
     TensorBody,
     UserMetadata,
 )
-
-EPHEMERAL_PREFIX = "ephemeral-"
-"""Names of snapshots that a client did not name; they are not listed."""
-INFLIGHT_PREFIX = "inflight-"
-"""Names of snapshots that a model's moving sampling clients follow; not listed either."""
-
-
-def model_id_of(session_id: str, model_seq_id: int) -> ModelId:
-    """The id that the SDK builds by itself when it creates a client from a checkpoint."""
-    return ModelId(f"{session_id}:train:{model_seq_id}")
-
-
-def sampling_session_id_of(session_id: str, sampling_session_seq_id: int) -> str:
-    """The id of a sampling session."""
-    return f"{session_id}:sample:{sampling_session_seq_id}"
 
 
 def identity_of(body: Body) -> tuple[ModelId, int] | None:
@@ -216,11 +207,6 @@ def check_optimizer(kind: str | OptimizerConfigBody) -> None:
     name = kind if isinstance(kind, str) else kind.type
     if name != "adamw":
         raise InvalidRequest(f"optimizer {name!r} is not offered; there is adamw")
-
-
-def session_of(model_id: str) -> str:
-    """The session part of a model id; the whole id when it has none."""
-    return model_id.rsplit(":train:", 1)[0]
 
 
 def user_metadata(wire: UserMetadata | None) -> Mapping[str, str]:

@@ -20,6 +20,7 @@ from starlette.responses import Response
 from lilo_engine.control.control import Control
 from lilo_engine.engine_client import EngineClient
 from lilo_engine.errors import LiloError, NotFound, TooLarge, UserError
+from lilo_engine.operations.ids import session_of
 from lilo_engine.operations.operation import ModelId, Operation, Refused, RequestId
 from lilo_engine.requests import decode
 from lilo_engine.requests.body import PROTOBUF, Body, BodyLimits, off_loop, read_body
@@ -82,7 +83,7 @@ class Front:
         self.control.runs.touch(model_id, now_s)
         # A model id without a session is the engine's to refuse, with its number.
         with contextlib.suppress(NotFound):
-            self.control.sessions.touch(decode.session_of(model_id), now_s)
+            self.control.sessions.touch(session_of(model_id), now_s)
 
     async def submit(self, operation: Operation) -> RequestId:
         """Hand an operation to the engine.

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from lilo_engine.control.checkpoints import is_true
 from lilo_engine.errors import InvalidRequest
+from lilo_engine.operations.ids import model_id_of
 from lilo_engine.operations.operation import CreateModel, LoraSpec, ModelId
 from lilo_engine.requests import decode
 from lilo_engine.requests.body import read_json
@@ -29,7 +30,7 @@ async def create_model(request: Request) -> Response:
     return await _create(
         front,
         CreateModel(
-            model_id=decode.model_id_of(wire.session_id, wire.model_seq_id),
+            model_id=model_id_of(wire.session_id, wire.model_seq_id),
             session_id=wire.session_id,
             base_model=wire.base_model,
             lora=decode.lora_spec(wire.lora_config, front.definition.lora.alpha),
@@ -50,7 +51,7 @@ async def create_from_checkpoint(front: Front, wire: LoadWeightsBody) -> Respons
     return await _create(
         front,
         CreateModel(
-            model_id=decode.model_id_of(wire.session_id, wire.model_seq_id),
+            model_id=model_id_of(wire.session_id, wire.model_seq_id),
             session_id=wire.session_id,
             base_model=wire.base_model or spec.get("base_model", ""),
             lora=_lora_of(spec, front.definition.lora.alpha),

@@ -10,8 +10,9 @@ from starlette.responses import Response
 from lilo_engine.control.checkpoints import Entry
 from lilo_engine.control.sampling_sessions import SamplingSession, Target, target_of
 from lilo_engine.errors import InvalidRequest
+from lilo_engine.operations.ids import sampling_session_id_of
 from lilo_engine.operations.reference import CheckpointRef
-from lilo_engine.requests import decode, decode_sample
+from lilo_engine.requests import decode_sample
 from lilo_engine.requests.body import off_loop, parse_json, read_body, read_json
 from lilo_engine.requests.front import Front, front_of
 from lilo_engine.requests.json_response import json_response
@@ -31,9 +32,7 @@ async def create_sampling_session(request: Request) -> Response:
     front.control.sessions.touch(wire.session_id, now_s)
     entry = None if wire.model_path is None else await _published(front, wire.model_path)
     session = SamplingSession(
-        sampling_session_id=decode.sampling_session_id_of(
-            wire.session_id, wire.sampling_session_seq_id
-        ),
+        sampling_session_id=sampling_session_id_of(wire.session_id, wire.sampling_session_seq_id),
         session_id=wire.session_id,
         base_model=_base_model(front, wire.base_model, required=entry is None),
         ref=None if entry is None else entry.ref,
