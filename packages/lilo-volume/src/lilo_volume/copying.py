@@ -11,6 +11,7 @@ place (`Attempt.create`) where you can. Called by `Attempt.publish_from`.
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import itertools
 import os
@@ -145,7 +146,8 @@ def remove_source(publisher: Publisher, source: str) -> None:
     volume, steps = publisher.volume, publisher.steps
     try:
         if is_leader(publisher.nodes, publisher.group.rank):
-            with steps.named("clear source"):
+            # Nodes of a shared directory have one view: another one may have been quicker.
+            with steps.named("clear source"), contextlib.suppress(FileNotFoundError):
                 remove_tree(volume.local_path(source))
     except Exception as error:  # the other ranks wait for this one
         warn("%s was copied, and is left in its view: %s", source, error)
