@@ -22,6 +22,7 @@ from lilo_definitions.limits import Limits
 from lilo_definitions.lora import Lora
 from lilo_definitions.model import ModelSpec
 from lilo_definitions.model_config import ModelConfig, read_model_config
+from lilo_definitions.part import Part
 from lilo_definitions.sampler import Pool, Sampler
 from lilo_definitions.source import resolve_source
 from lilo_definitions.topology import Topology
@@ -43,6 +44,7 @@ __all__ = [
     "Lora",
     "ModelConfig",
     "ModelSpec",
+    "Part",
     "Pool",
     "Sampler",
     "Topology",

@@ -20,8 +20,9 @@ from lilo_definitions.errors import InvalidDefinition, UnknownDefinition
 from lilo_definitions.families import qwen3, qwen3_5, smollm2
 from lilo_definitions.families.tiny import tiny
 from lilo_definitions.recipe import build
-from lilo_definitions.yaml_file import is_file_name, load_file
 
+FILE_SUFFIXES = (".yaml", ".yml")
+"""What ends with one is a path, not a name."""
 GROUP = "lilo.definitions"
 """The entry-point group that packages register in."""
 
@@ -50,7 +51,10 @@ def get(name: str) -> Definition:
         UnknownDefinition: there is none; the message lists the nearest names.
         InvalidDefinition: it is installed, or a file, but does not hold.
     """
-    if is_file_name(name):
+    if name.endswith(FILE_SUFFIXES):
+        # Only files need a parser of YAML, and names are what is asked for nearly always.
+        from lilo_definitions.yaml_file import load_file  # noqa: PLC0415
+
         return load_file(Path(name).expanduser(), get)
     recipes = _recipes()
     if name not in recipes:

@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TypeAlias, cast
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from lilo_definitions.definition import Definition
+from lilo_definitions.part import Part
 
 Path: TypeAlias = tuple[str | int, ...]
 """A field inside a definition, as `("lora", "slots")`."""
@@ -102,18 +103,16 @@ def _no_such_field(path: Path) -> str:
 
 
 def _meaning(path: Path) -> str:
-    info = _part_of(path[:-1]).model_fields.get(str(path[-1]))
-    text = " ".join((info.description or "").split()) if info else ""
-    return text or "it must be given"
+    return _part_of(path[:-1]).meanings().get(str(path[-1]), "it must be given")
 
 
-def _part_of(path: Path) -> type[BaseModel]:
+def _part_of(path: Path) -> type[Part]:
     """The class of the part at this path."""
-    part: type[BaseModel] = Definition
+    part: type[Part] = Definition
     for field in path:
         annotation: object = part.model_fields[str(field)].annotation
         members = cast("tuple[object, ...]", getattr(annotation, "__args__", (annotation,)))
-        part = next(m for m in members if isinstance(m, type) and issubclass(m, BaseModel))
+        part = next(m for m in members if isinstance(m, type) and issubclass(m, Part))
     return part
 
 

@@ -18,7 +18,7 @@ from lilo_definitions.definition import Definition, merged
 from lilo_definitions.errors import DefinitionError, InvalidDefinition
 from lilo_definitions.yaml_nodes import Marks, read_mapping
 
-SUFFIXES = (".yaml", ".yml")
+_SUFFIXES = (".yaml", ".yml")
 _MAX_BYTES = 1_000_000
 """A definition has some sixty fields; a larger file is another file."""
 
@@ -31,11 +31,6 @@ class _Layer:
 
     content: Mapping[str, object]
     marks: Marks
-
-
-def is_file_name(name: str) -> bool:
-    """Whether what a person typed is a file and not a name of the catalogue."""
-    return name.endswith(SUFFIXES)
 
 
 def load_file(path: Path, by_name: _ByName) -> Definition:
@@ -92,7 +87,7 @@ def _base(
         raise InvalidDefinition(
             f"{where}: extends is {problems.shown(base)}: expected the name of a definition, or a .yaml file"
         )
-    if is_file_name(base):
+    if base.endswith(_SUFFIXES):
         other = path.parent / Path(base).expanduser()
         if not other.is_file():
             raise InvalidDefinition(

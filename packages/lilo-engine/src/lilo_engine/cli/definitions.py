@@ -10,8 +10,7 @@ from typing import Annotated, NoReturn
 
 import lilo_definitions
 import typer
-from lilo_definitions import Definition, DefinitionError
-from pydantic import BaseModel
+from lilo_definitions import Definition, DefinitionError, Part
 from rich.console import Console
 from rich.table import Table
 
@@ -91,14 +90,15 @@ def _summary(definition: Definition) -> dict[str, object]:
     }
 
 
-def _rows(part: BaseModel, depth: int) -> list[tuple[str, str, str]]:
+def _rows(part: Part, depth: int) -> list[tuple[str, str, str]]:
     """Field, value and first sentence of the meaning; the fields of a part stand under its name."""
     rows: list[tuple[str, str, str]] = []
-    for field, info in type(part).model_fields.items():
+    meanings = part.meanings()
+    for field in type(part).model_fields:
         value: object = getattr(part, field)
         name = "  " * depth + field
-        meaning = " ".join((info.description or "").split()).split(". ")[0].rstrip(".")
-        if isinstance(value, BaseModel):
+        meaning = meanings[field].split(". ")[0].rstrip(".")
+        if isinstance(value, Part):
             rows += [(name, "", meaning), *_rows(value, depth + 1)]
         else:
             rows.append((name, _shown(value), meaning))
