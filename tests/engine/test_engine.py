@@ -423,6 +423,12 @@ async def test_a_lost_trainer_fails_what_is_unfinished_at_once_and_a_new_one_ser
         assert (state.phase, state.epoch) == ("serving", 2)
         assert "the power went" in (state.last_failure or "")
         await rig.do(build.forward_backward("n", 1))
+        rig.launcher.started[-1].lose("the power went again")
+        with anyio.fail_after(5):
+            while (await rig.engine.state()).epoch < 3:
+                await anyio.lowlevel.checkpoint()
+        with pytest.raises(Gone, match=str(saved.ref)):
+            await rig.engine.submit(build.forward_backward("n", 2))
 
 
 async def test_an_error_that_concerns_no_single_command_gives_the_trainer_up(build, running):

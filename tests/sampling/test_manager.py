@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from contextlib import asynccontextmanager
 
 import anyio
@@ -382,11 +383,17 @@ async def test_a_sampling_process_that_cannot_start_is_named_in_the_error(defini
     assert "Traceback" in log.read_text()
 
 
-async def test_a_closed_launch_leaves_no_process_and_no_folder(definition, tmp_path):
+async def test_a_launch_needs_no_folder_while_it_serves_and_leaves_no_process(
+    definition, tmp_path, monkeypatch
+):
     launcher = ProcessSamplerLauncher(definition=definition, log_file=tmp_path / "sampler.log")
-    async with launcher.launch() as running_sampler:
-        engine = running_sampler.engine
-        pid = (await engine.info()).pid
+    # Short: the path of a Unix socket has about 100 bytes at most.
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        async with launcher.launch() as running_sampler:
+            engine = running_sampler.engine
+            pid = (await engine.info()).pid
+            assert not os.listdir(folder), "a server that is killed now would leave it"
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     with pytest.raises(ServerError):

@@ -89,10 +89,9 @@ class ProcessLauncher:
             with anyio.move_on_after(EXIT_NEWS_LIMIT_S):
                 cause = await running.wait_lost()
             await running.stop()
-            raise BackendLost(
-                f"the trainer did not come up: {cause}; the last lines of {self.log_path}:\n"
-                f"{child.log_tail()}"
-            ) from error
+            last = child.log_tail()
+            words = f"the last lines of {self.log_path}:\n{last}" if last else "it said nothing"
+            raise BackendLost(f"the trainer did not come up: {cause}; {words}") from error
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await running.stop()

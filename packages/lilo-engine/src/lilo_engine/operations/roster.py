@@ -59,6 +59,11 @@ class Model:
                 f"its last checkpoint is {self.last_checkpoint}; create a training client from it "
                 "with create_training_client_from_state_with_optimizer"
             )
+        elif self.request.source is not None:
+            way = (
+                f"it had saved no state since it was created from {self.request.source}; "
+                "create a training client from that again"
+            )
         else:
             way = "it had saved no state; create a new training client"
         return Gone(f"{self.model_id} is gone: {reason}; {way}")

@@ -121,6 +121,8 @@ class ProcessSamplerLauncher:
                 self._child(folder) as child,
             ):
                 stream = await self._accept(listener, child)
+                # Nothing needs the names any more, and a server that is killed cannot clean up later.
+                shutil.rmtree(folder, ignore_errors=True)
                 async with self._connected(stream, child) as running:
                     yield running
         finally:

@@ -114,8 +114,8 @@ def _run_microbatch(
         value = loss.detach().item()
         if not math.isfinite(value):
             raise NonFiniteLoss(
-                f"the loss of this request is {value}, so none of its gradients are used; look for infinite or "
-                "huge weights, advantages or logprobs"
+                f"the loss of this request is {value}, so none of its gradients are used; look for huge "
+                "weights, advantages or logprobs, or for an earlier step with too large a learning rate"
             )
         if backward:
             loss.backward()
