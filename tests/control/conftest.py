@@ -12,6 +12,7 @@ from lilo_engine.config import DataFolder
 from lilo_engine.control.control import Control
 from lilo_engine.engine_client import EngineState
 from lilo_engine.errors import NotFound
+from lilo_engine.operations.lora_metadata import lora_to_metadata
 from lilo_engine.operations.operation import CreateModel, LoraSpec, ModelId, SaveSampler, SaveState
 from lilo_volume import LocalVolume, SoloGroup, begin
 
@@ -78,12 +79,7 @@ class Plane:
     def _publish(self, operation: SaveState | SaveSampler, kind: str) -> Published:
         metadata = {
             "base_model": "tiny",
-            "lora_rank": "4",
-            "alpha": "8.0",
-            "seed": "7",
-            "train_attn": "True",
-            "train_mlp": "False",
-            "train_unembed": "True",
+            **lora_to_metadata(LORA),
             "user_metadata": '{"note": "kept"}',
         }
         if operation.ttl_s is not None:

@@ -10,6 +10,7 @@ from alembic.migration import MigrationContext
 from lilo_engine.control.records import Base, Records
 from lilo_engine.errors import NotFound
 from lilo_engine.operations.reference import CheckpointRef
+from lilo_volume import LocalVolume, SoloGroup, begin
 
 pytestmark = pytest.mark.anyio
 
@@ -46,6 +47,27 @@ async def test_deleting_the_database_loses_no_checkpoint(plane):
     assert all(e.spec["lora_rank"] == "4" and e.user_metadata == {"note": "kept"} for e in after)
     run = await control.runs.get(model_id)
     assert (run.base_model, run.lora_rank, run.train_mlp, run.seed) == ("tiny", 4, False, 7)
+
+
+async def test_a_checkpoint_that_describes_no_adapter_is_listed_and_keeps_nobody_from_starting(
+    plane,
+):
+    with begin(
+        LocalVolume(plane.data.checkpoints),
+        SoloGroup(),
+        collection="s:train:0",
+        kind="weights",
+        name="odd",
+        order=1,
+        timeout_s=10,
+    ) as attempt:
+        with attempt.create("state") as file:
+            file.write(b"x")
+        attempt.publish(expected=["state"], metadata={"lora_rank": "many"})
+    control = plane.reopened()
+    entries, _ = await control.checkpoints.listed(10, 0)
+    assert [entry.ref.name for entry in entries] == ["odd"]
+    assert (await control.runs.get("s:train:0")).lora_rank == 0
 
 
 async def test_a_row_without_a_manifest_does_not_outlive_a_restart(plane):

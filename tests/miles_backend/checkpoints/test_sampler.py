@@ -8,7 +8,8 @@ import os
 import pytest
 import torch
 from lilo_engine.errors import CommandFailed, InvalidRequest
-from lilo_miles_backend.checkpoints import persist_sampler, spec_of
+from lilo_engine.operations.lora_metadata import lora_from_metadata
+from lilo_miles_backend.checkpoints import persist_sampler
 from lilo_volume import SoloGroup, catalogue
 from lilo_volume.testing import run_ranks
 from peft import PeftModel
@@ -101,7 +102,7 @@ def test_a_snapshot_of_a_taken_name_is_refused_and_the_first_stays(volume, state
         snapshot(volume, state)
     (found,) = catalogue(volume)
     assert found.manifest.digest == first.digest
-    assert spec_of(found.manifest.metadata) == state.spec
+    assert lora_from_metadata(found.manifest.metadata) == state.spec
 
 
 def test_rank_zero_writes_for_all(volume, state):

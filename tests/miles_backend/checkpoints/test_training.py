@@ -14,8 +14,9 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from lilo_engine.errors import CommandFailed, InvalidRequest, NotFound
+from lilo_engine.operations.lora_metadata import lora_from_metadata
 from lilo_engine.operations.reference import CheckpointRef
-from lilo_miles_backend.checkpoints import load_training, persist_sampler, persist_training, spec_of
+from lilo_miles_backend.checkpoints import load_training, persist_sampler, persist_training
 from lilo_volume import Attempt, SoloGroup, begin, catalogue, open_named
 from lilo_volume.testing import run_ranks
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
@@ -79,7 +80,7 @@ def test_what_is_published_can_be_listed_without_reading_tensors(volume, state):
     published = save(volume, state)
     (checkpoint,) = catalogue(volume)
     metadata = checkpoint.manifest.metadata
-    assert spec_of(metadata) == state.spec
+    assert lora_from_metadata(metadata) == state.spec
     assert metadata["base_model"] == "tiny"
     assert metadata["optimizer_step"] == "11"
     assert metadata["user_metadata"] == '{"by": "me"}'

@@ -13,7 +13,6 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
 
 import numpy as np
 from lilo_volume import LocalVolume, SoloGroup, begin, open_named
@@ -33,6 +32,7 @@ from lilo_engine.commands.command import (
 )
 from lilo_engine.commands.memory_model import MemoryAdapter, run_datum
 from lilo_engine.errors import CommandFailed, InvalidRequest, NotFound, Saturated
+from lilo_engine.operations.lora_metadata import lora_to_metadata
 from lilo_engine.operations.losses import LOSSES
 from lilo_engine.operations.operation import AdamParams, LoraSpec, ModelId
 from lilo_engine.operations.reference import CheckpointRef
@@ -226,7 +226,7 @@ class MemoryBackend:
                 expected=[_FILE],
                 metadata={
                     **destination.metadata,
-                    **{name: str(value) for name, value in asdict(adapter.spec).items()},
+                    **lora_to_metadata(adapter.spec),
                     "base_model": self._definition.model.name,
                     "optimizer_step": str(adapter.optimizer_step),
                 },

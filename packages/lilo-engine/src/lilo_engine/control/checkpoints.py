@@ -19,12 +19,18 @@ from sqlalchemy.orm import Session
 
 from lilo_engine.commands.command import Published
 from lilo_engine.control.records import CheckpointRow, Records, RunRow
-from lilo_engine.errors import NotFound
+from lilo_engine.errors import InvalidRequest, NotFound
 from lilo_engine.operations.ids import session_of
-from lilo_engine.operations.operation import SaveSampler, SaveState
+from lilo_engine.operations.lora_metadata import lora_from_metadata
+from lilo_engine.operations.operation import LoraSpec, SaveSampler, SaveState
 from lilo_engine.operations.reference import CheckpointKind, CheckpointRef
 
 _log = logging.getLogger(__name__)
+
+_UNKNOWN = LoraSpec(
+    lora_rank=0, alpha=0.0, seed=None, train_attn=False, train_mlp=False, train_unembed=False
+)
+"""Of a run whose manifests do not describe an adapter: one odd checkpoint must not keep a server from starting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,17 +255,21 @@ def _rebuild(session: Session, found: list[Checkpoint]) -> None:
 
 def _run_of(row: CheckpointRow) -> RunRow:
     """What a checkpoint tells of the run that made it."""
-    spec = row.spec
+    try:
+        lora = lora_from_metadata(row.spec)
+    except InvalidRequest as error:
+        _log.warning("run %s: %s", row.run_id, error)
+        lora = _UNKNOWN
     return RunRow(
         run_id=row.run_id,
         session_id=session_of(row.run_id),
-        base_model=spec.get("base_model", ""),
-        lora_rank=int(spec.get("lora_rank", "0")),
-        alpha=float(spec.get("alpha", "0")),
-        seed=int(spec["seed"]) if spec.get("seed", "").lstrip("-").isdigit() else None,
-        train_attn=is_true(spec.get("train_attn", "")),
-        train_mlp=is_true(spec.get("train_mlp", "")),
-        train_unembed=is_true(spec.get("train_unembed", "")),
+        base_model=row.spec.get("base_model", ""),
+        lora_rank=lora.lora_rank,
+        alpha=lora.alpha,
+        seed=lora.seed,
+        train_attn=lora.train_attn,
+        train_mlp=lora.train_mlp,
+        train_unembed=lora.train_unembed,
         source=None,
         user_metadata={},
         created_s=row.created_s,
@@ -267,8 +277,3 @@ def _run_of(row: CheckpointRow) -> RunRow:
         ended_s=row.created_s,
         end_reason="the server was stopped",
     )
-
-
-def is_true(text: str) -> bool:
-    """A flag in a manifest's metadata."""
-    return text.lower() in ("true", "1", "yes")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from lilo_engine.control.checkpoints import is_true
+from lilo_engine.operations.lora_metadata import lora_from_metadata
 from lilo_engine.operations.reference import CheckpointRef
 from lilo_engine.requests import decode
 from lilo_engine.requests.body import parse_json, read_body, read_json
@@ -47,18 +47,15 @@ async def weights_info(request: Request) -> Response:
     front = front_of(request)
     wire = await read_json(request, WeightsInfoBody, front.settings.body)
     spec = (await front.control.checkpoints.get(CheckpointRef.parse(wire.tinker_path))).spec
-    rank = spec.get("lora_rank", "")
-    flags = {
-        name: is_true(spec[name])
-        for name in ("train_unembed", "train_mlp", "train_attn")
-        if name in spec
-    }
+    lora = lora_from_metadata(spec)
     return json_response(
         {
             "base_model": spec.get("base_model", ""),
             "is_lora": True,
-            "lora_rank": int(rank) if rank.isdigit() else None,
+            "lora_rank": lora.lora_rank,
             "optimizer_config": {"type": "adamw"},
-            **flags,
+            "train_unembed": lora.train_unembed,
+            "train_mlp": lora.train_mlp,
+            "train_attn": lora.train_attn,
         }
     )

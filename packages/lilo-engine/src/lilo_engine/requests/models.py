@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from lilo_engine.control.checkpoints import is_true
 from lilo_engine.errors import InvalidRequest
 from lilo_engine.operations.ids import model_id_of
-from lilo_engine.operations.operation import CreateModel, LoraSpec, ModelId
+from lilo_engine.operations.lora_metadata import lora_from_metadata
+from lilo_engine.operations.operation import CreateModel, ModelId
 from lilo_engine.requests import decode
 from lilo_engine.requests.body import read_json
 from lilo_engine.requests.front import Front, front_of
@@ -54,7 +52,7 @@ async def create_from_checkpoint(front: Front, wire: LoadWeightsBody) -> Respons
             model_id=model_id_of(wire.session_id, wire.model_seq_id),
             session_id=wire.session_id,
             base_model=wire.base_model or spec.get("base_model", ""),
-            lora=_lora_of(spec, front.definition.lora.alpha),
+            lora=lora_from_metadata(spec),
             source=source,
             with_optimizer=wire.optimizer,
             user_metadata=decode.user_metadata(wire.user_metadata),
@@ -98,22 +96,3 @@ async def unload_model(request: Request) -> Response:
 async def _create(front: Front, request: CreateModel) -> Response:
     request_id = await front.engine.create_model(request)
     return json_response({"request_id": request_id, "model_id": request.model_id})
-
-
-def _lora_of(spec: Mapping[str, str], alpha: float) -> LoraSpec:
-    """The adapter's shape from a manifest's metadata."""
-    try:
-        seed = spec.get("seed", "")
-        return LoraSpec(
-            lora_rank=int(spec["lora_rank"]),
-            alpha=float(spec.get("alpha", alpha)),
-            seed=int(seed) if seed.lstrip("-").isdigit() else None,
-            train_attn=is_true(spec["train_attn"]),
-            train_mlp=is_true(spec["train_mlp"]),
-            train_unembed=is_true(spec["train_unembed"]),
-        )
-    except (KeyError, ValueError) as error:
-        raise InvalidRequest(
-            f"the checkpoint's manifest does not say the shape of its adapter ({error}); "
-            "it was not made by a trainer of this kind"
-        ) from error

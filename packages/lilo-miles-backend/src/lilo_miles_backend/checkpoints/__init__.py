@@ -5,8 +5,7 @@ Nothing here knows the model that the adapter belongs to, or which slot it was i
 """
 
 from lilo_miles_backend.checkpoints.load import load_training
-from lilo_miles_backend.checkpoints.metadata import describe, spec_of
 from lilo_miles_backend.checkpoints.sampler import persist_sampler
 from lilo_miles_backend.checkpoints.training import persist_training
 
-__all__ = ["describe", "load_training", "persist_sampler", "persist_training", "spec_of"]
+__all__ = ["load_training", "persist_sampler", "persist_training"]
