@@ -378,3 +378,16 @@ def test_files_that_only_look_like_marks_are_none(volume, publish):
     assert marks_in(volume, str(home.relative_to(volume.root))) == []
     collect_garbage(volume, LAST_ONE)
     assert names(volume) == ["1"]
+
+
+def test_what_is_overwritten_while_a_reader_holds_it_goes_when_the_reader_is_done(volume, publish):
+    old = publish("one", {"a": b"1"})
+    with lease(volume, old):
+        publish("one", {"a": b"2"}, overwrite=True)
+        assert (old.folder / "a").read_bytes() == b"1"
+        assert (
+            open_named(volume, "run:train:0", "weights", "one").folder / "a"
+        ).read_bytes() == b"2"
+    collect_garbage(volume, EVERYTHING_ELSE)
+    assert not old.folder.exists()
+    assert len(files(volume)) == 3

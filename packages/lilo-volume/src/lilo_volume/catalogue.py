@@ -13,7 +13,7 @@ from lilo_volume.checkpoint import Checkpoint
 from lilo_volume.errors import CheckpointMissing
 from lilo_volume.manifest import attempt_folder, name_folder
 from lilo_volume.naming import encode
-from lilo_volume.scan import Found, newest, remove_attempt, scan
+from lilo_volume.scan import Found, newest, remove_attempt, scan, settled_scan
 from lilo_volume.volume import Volume
 
 LOCK_TIMEOUT_S = 60.0
@@ -55,7 +55,7 @@ def survey(volume: Volume, *, collection: str | None = None, kind: str | None = 
         prefix = f"{prefix}/{encode(kind)}"
     checkpoints: list[Checkpoint] = []
     leftovers: list[Leftover] = []
-    for _, group in groupby(scan(volume, prefix), key=_home):
+    for _, group in groupby(settled_scan(volume, prefix), key=_home):
         attempts = list(group)
         current = newest(attempts)
         for found in attempts:

@@ -20,7 +20,8 @@ from lilo_volume.clock import unix_ms
 from lilo_volume.errors import CheckpointMissing, VolumeError
 from lilo_volume.log import warn
 from lilo_volume.manifest import MANIFEST_NAME, attempt_folder, name_folder
-from lilo_volume.marks import Mark, marks_of, new_mark, put_marks, remove_marks
+from lilo_volume.marks import Mark, marks_in, marks_of, new_mark, put_marks, remove_marks
+from lilo_volume.naming import encode
 from lilo_volume.steps import OnStep, Steps
 from lilo_volume.volume import Volume
 
@@ -109,3 +110,13 @@ def _taken(
         what = "is gone" if gone else "is being removed"
         raise CheckpointMissing(f"checkpoint {checkpoint.label!r} {what}; choose another one")
     return mark
+
+
+def is_leased(volume: Volume, folder: str) -> bool:
+    """Whether a reader holds the attempt in `folder`."""
+    home, _, attempt = folder.rpartition("/")
+    now = unix_ms()
+    return any(
+        mark.kind == "lease" and mark.runs(now) and encode(mark.attempt) == attempt
+        for mark in marks_in(volume, home)
+    )

@@ -13,6 +13,7 @@ may be taken twice. All ranks take part in the same collectives on every path.
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -279,11 +280,18 @@ class Publisher:
             lineage=dict(notes.lineage),
         )
 
+    def _remove_replaced(self, folder: str) -> None:
+        """Remove it, unless a reader holds it: then garbage collection does, once the reader is done."""
+        # Not at the top: marks are needed by few, and cost what importing this package may not.
+        leases = importlib.import_module("lilo_volume.leases")
+        if not leases.is_leased(self.volume, folder):
+            remove_attempt(self.volume, folder)
+
     def _finish(self, older: list[Found]) -> None:
         """Remove what is replaced. Failing is no harm: of one name, the manifest published last counts."""
         for found in older:
             try:
-                self.steps.retried("replace", lambda f=found: remove_attempt(self.volume, f.folder))
+                self.steps.retried("replace", lambda f=found: self._remove_replaced(f.folder))
             except (
                 Exception
             ) as error:  # the checkpoint is published: nothing may be refused from here on

@@ -12,13 +12,13 @@ from typing import TypeVar
 from lilo_volume.agreement import decided_by_rank_zero
 from lilo_volume.checkpoint import Checkpoint
 from lilo_volume.config import node_id
-from lilo_volume.errors import CheckpointCorrupt, CheckpointMissing
+from lilo_volume.errors import CheckpointCorrupt, CheckpointMissing, VolumeUnavailable
 from lilo_volume.group import Group, SoloGroup
 from lilo_volume.log import warn
-from lilo_volume.manifest import Manifest, attempt_folder, name_folder
+from lilo_volume.manifest import MANIFEST_NAME, Manifest, attempt_folder, name_folder
 from lilo_volume.naming import encode
 from lilo_volume.reloading import DEFAULT_BUSY_S, on_every_node, reload_when_free
-from lilo_volume.scan import Found, newest, scan
+from lilo_volume.scan import Found, newest, scan, settled_scan
 from lilo_volume.transfer import bring
 from lilo_volume.verify import Verify, find_fault
 from lilo_volume.volume import Volume
@@ -26,6 +26,8 @@ from lilo_volume.volume import Volume
 _T = TypeVar("_T")
 DEFAULT_TIMEOUT_S = 1800.0
 """For other ranks to come, and for rank 0 to read every byte when it verifies in full."""
+_LOOKS = 20
+"""How often what was chosen may be replaced while it is verified, before that is an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,18 +81,25 @@ def open_named(
     label = f"{collection}/{kind}/{name}"
 
     def choose() -> Manifest:
-        published = [f for f in scan(volume, name_folder(collection, kind, name)) if f.published]
-        if not published:
-            raise CheckpointMissing(_missing(volume, collection, kind, name))
-        # An unreadable manifest may be the newest one: then an older one is not what was asked for.
-        found = next((f for f in published if f.fault is not None), None) or newest(published)
-        assert found is not None, "published attempts have a manifest or a fault"
-        if fault := find_fault(volume, found, verify):
-            raise CheckpointCorrupt(
-                f"checkpoint {label!r} ({found.folder}): {fault}; remove it, or load another one by name"
-            )
-        assert found.manifest is not None, "a good checkpoint has a manifest"
-        return found.manifest
+        home = name_folder(collection, kind, name)
+        fault, found = None, None
+        for _ in range(_LOOKS):
+            published = [f for f in settled_scan(volume, home) if f.published]
+            if not published:
+                raise CheckpointMissing(_missing(volume, collection, kind, name))
+            # An unreadable manifest may be the newest one: then an older one is not what was asked for.
+            found = next((f for f in published if f.fault is not None), None) or newest(published)
+            assert found is not None, "published attempts have a manifest or a fault"
+            fault = find_fault(volume, found, verify)
+            if fault is None:
+                assert found.manifest is not None, "a good checkpoint has a manifest"
+                return found.manifest
+            if _is_there(volume, found):
+                break
+        assert found is not None, "it was looked for"
+        raise CheckpointCorrupt(
+            f"checkpoint {label!r} ({found.folder}): {fault}; remove it, or load another one by name"
+        )
 
     ranks = Ranks(volume, group or SoloGroup(), label, timeout_s, busy_timeout_s, node)
     return ranks.brought(ranks.decide(choose))
@@ -163,16 +172,40 @@ def newest_good(
     volume: Volume, collection: str, kind: str, verify: Verify, without: Collection[str] = ()
 ) -> tuple[Manifest | None, tuple[Skipped, ...]]:
     """The newest that passes, and what was passed over for it; `without` are folders not to look at."""
+    prefix = f"{encode(collection)}/{encode(kind)}"
+    chosen: tuple[Manifest | None, tuple[Skipped, ...]] | None = None
+    for _ in range(_LOOKS):
+        chosen = _choice(volume, settled_scan(volume, prefix), verify, without)
+        if chosen is not None:
+            break
+    if chosen is None:
+        raise VolumeUnavailable(f"{prefix}: checkpoints vanish while they are verified; try again")
+    for skip in chosen[1]:
+        warn("skipped checkpoint %s (%s): %s", skip.label, skip.folder, skip.why)
+    return chosen
+
+
+def _choice(
+    volume: Volume, attempts: list[Found], verify: Verify, without: Collection[str]
+) -> tuple[Manifest | None, tuple[Skipped, ...]] | None:
+    """The first that passes; None if one was removed meanwhile, so that what replaced it must be looked for."""
     skipped: list[Skipped] = []
-    for found in _newest_first(scan(volume, f"{encode(collection)}/{encode(kind)}")):
+    for found in _newest_first(attempts):
         if found.folder in without:
             continue
         fault = find_fault(volume, found, verify)
         if fault is None:
             return found.manifest, tuple(skipped)
+        if found.published and not _is_there(volume, found):
+            return None
         skipped.append(Skipped(label=found.label, folder=found.folder, why=fault))
-        warn("skipped checkpoint %s (%s): %s", found.label, found.folder, fault)
     return None, tuple(skipped)
+
+
+def _is_there(volume: Volume, found: Found) -> bool:
+    """Whether it is still published."""
+    path = f"{found.folder}/{MANIFEST_NAME}"
+    return any(entry.path == path for entry in volume.list_committed(found.folder))
 
 
 def _newest_first(found: list[Found]) -> list[Found]:

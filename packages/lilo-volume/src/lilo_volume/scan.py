@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from lilo_volume.errors import FileMissing, InvalidPath, ManifestInvalid
+from lilo_volume.log import warn
 from lilo_volume.manifest import MANIFEST_NAME, RECORD_NAME, Manifest, attempt_folder, parse
 from lilo_volume.naming import decode
-from lilo_volume.volume import Volume
+from lilo_volume.volume import Entry, Volume
 
 _DEPTH = 4
 """Collection, kind, name, attempt."""
+_LOOKS = 20
+"""Listings until two in a row agree; each publication or removal meanwhile costs one more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +60,33 @@ class Found:
 
 def scan(volume: Volume, prefix: str = "") -> list[Found]:
     """Every attempt below `prefix`, sorted by folder. Other files on the volume are passed over."""
+    return _told(volume, volume.list_committed(prefix))
+
+
+def settled_scan(volume: Volume, prefix: str = "") -> list[Found]:
+    """A scan of what was there all at once: for readers, who must get the old or the new while others publish.
+
+    One listing is not enough: an old attempt may be looked at after it was replaced, and the new one before it was
+    published. When two listings in a row have the same manifests, then these were there between the two.
+    """
+    entries = volume.list_committed(prefix)
+    for _ in range(_LOOKS):
+        found = _told(volume, entries)
+        again = volume.list_committed(prefix)
+        if _manifests(entries) == _manifests(again):
+            return found
+        entries = again
+    warn("%r changes all the time; what was seen last counts", prefix)
+    return _told(volume, entries)
+
+
+def _manifests(entries: Iterable[Entry]) -> set[str]:
+    return {entry.path for entry in entries if entry.path.endswith(f"/{MANIFEST_NAME}")}
+
+
+def _told(volume: Volume, entries: Iterable[Entry]) -> list[Found]:
     folders: dict[str, dict[str, int]] = {}
-    for entry in volume.list_committed(prefix):
+    for entry in entries:
         parts = entry.path.split("/", _DEPTH)
         if len(parts) > _DEPTH:
             sizes = folders.setdefault("/".join(parts[:_DEPTH]), {})
