@@ -32,11 +32,11 @@ class Queues:
             if model_id not in self.ledgers:
                 self.ledgers[model_id] = Ledger(model_id=model_id, max_queued=10_000)
                 self.parked[model_id] = self.ledgers[model_id].sequence
-                self.scheduler.order.add(model_id)
+                self.scheduler.add(model_id, self.parked[model_id])
             self.ledgers[model_id].submit(operation, fingerprint(operation), None)
 
     def next(self):
-        plan = self.scheduler.next_plan(self.parked)
+        plan = self.scheduler.next_plan()
         if plan is None:
             return None
         for entry in plan.entries:
@@ -204,9 +204,12 @@ def test_nobody_ready_is_passed_over_more_often_than_there_are_models(work, data
             resting[name] = max(0, resting[name] - 1)
         if not ready:
             continue
-        turn = order.choose(ready).model_id
+        for name in names:
+            order.enter(name) if name in ready else order.leave(name)
+        turn = order.choose().model_id
         joins = data.draw(st.sets(st.sampled_from(ready), max_size=2)) | {turn}
         order.settle({name: queues[name][0][0] for name in joins})
+        assert all(order.passed_over(name) == passed[name] + 1 for name in set(ready) - joins)
         for name in ready:
             passed[name] = 0 if name in joins else passed[name] + 1
             assert passed[name] <= len(names)
@@ -223,7 +226,9 @@ def test_clients_with_equal_requests_stay_within_a_quarter(num_models, tokens):
         order.add(name)
     served = dict.fromkeys(names, 0)
     for _ in range(num_models * 20):
-        turn = order.choose(names).model_id
+        for name in names:
+            order.enter(name)
+        turn = order.choose().model_id
         order.settle({turn: tokens})
         served[turn] += tokens
     assert max(served.values()) < 1.25 * min(served.values())

@@ -24,7 +24,6 @@ from lilo_engine.operations.operation import (
 )
 from lilo_engine.operations.result import Result
 from lilo_engine.operations.roster import Model, Roster
-from lilo_engine.operations.sequence import Sequence
 from lilo_engine.schedule.coalesce import Budget
 from lilo_engine.schedule.lanes import Lanes
 from lilo_engine.schedule.plan import Plan
@@ -67,7 +66,6 @@ class Work:
         )
         self._max_queued = definition.limits.max_queued_operations
         self._lifecycle: deque[Create | Unload] = deque()
-        self._parked: dict[ModelId, Sequence[Entry]] = {}
         self._running: set[ModelId] = set()
         """Models with an operation on the GPU lane: what comes after it cannot be settled yet."""
         self._news = anyio.Event()
@@ -120,20 +118,20 @@ class Work:
             if isinstance(step, Create):
                 step.model.creation_tries += 1
             return step
-        plan = self.scheduler.next_plan(self._parked)
+        plan = self.scheduler.next_plan()
         if plan is not None:
             for entry in plan.entries:
                 assert entry.operation is not None
-                taken = self._parked[entry.operation.model_id].take()
+                model_id = entry.operation.model_id
+                taken = self.roster.resident(model_id).ledger.sequence.take()
                 assert taken is entry, "a plan takes operations in order"
-                self._running.add(entry.operation.model_id)
+                self._running.add(model_id)
         return plan
 
     def ready(self, model: Model) -> None:
         """The model is resident: its operations may run."""
         model.phase = "ready"
-        self._parked[model.model_id] = model.ledger.sequence
-        self.scheduler.order.add(model.model_id)
+        self.scheduler.add(model.model_id, model.ledger.sequence)
         self._settle_refused(model)
 
     def settled(self, model: Model) -> None:
@@ -155,8 +153,7 @@ class Work:
         """The model's life is over: what waits fails with `error`; what runs finishes on its own."""
         for entry in model.ledger.abandon(error):
             self.waiters.wake(entry.request_id)
-        self._parked.pop(model.model_id, None)
-        self.scheduler.order.remove(model.model_id)
+        self.scheduler.remove(model.model_id)
         self.roster.end(model, reason)
 
     def free_slot(self, model_id: ModelId) -> None:

@@ -5,10 +5,15 @@ Numbers start at 1 and are taken in order, whatever order they arrive in; a miss
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+
+
+def _unheard() -> None:
+    """Nobody watches."""
 
 
 @dataclass(slots=True)
@@ -17,6 +22,8 @@ class Sequence(Generic[T]):
 
     next: int = 1
     """The number to be taken next; every smaller one was taken."""
+    on_change: Callable[[], None] = _unheard
+    """Called when `peek()` may give something else than before."""
     _parked: dict[int, T] = field(default_factory=dict[int, T])
 
     def __len__(self) -> int:
@@ -28,6 +35,8 @@ class Sequence(Generic[T]):
         assert number >= self.next, f"number {number} was taken already"
         assert number not in self._parked, f"number {number} is parked already"
         self._parked[number] = value
+        if number == self.next:
+            self.on_change()
 
     def peek(self, ahead: int = 0) -> T | None:
         """What `take` gives after `ahead` more calls; None at a gap or the end."""
@@ -37,6 +46,7 @@ class Sequence(Generic[T]):
         """The next in order; there is one."""
         value = self._parked.pop(self.next)
         self.next += 1
+        self.on_change()
         return value
 
     def missing(self) -> int | None:
@@ -47,4 +57,5 @@ class Sequence(Generic[T]):
         """Give up everything parked, in order of the numbers."""
         values = [self._parked[number] for number in sorted(self._parked)]
         self._parked.clear()
+        self.on_change()
         return values

@@ -39,9 +39,12 @@ class _Group:
             entry is not None
             and entry.key == self.key
             and entry.refusal is None
-            and self.tokens + entry.tokens <= self.budget.max_tokens
-            and not self.is_full
+            and self.has_room(entry.tokens)
         )
+
+    def has_room(self, tokens: int) -> bool:
+        """Whether a pass of so many tokens would fit, whatever its key."""
+        return not self.is_full and self.tokens + tokens <= self.budget.max_tokens
 
     @property
     def is_full(self) -> bool:
@@ -60,6 +63,7 @@ def coalesce(
     *,
     served_tokens: Callable[[ModelId], int],
     budget: Budget,
+    smallest_tokens: int = 0,
 ) -> list[Entry]:
     """The passes that run with the head of `anchor`, which is one.
 
@@ -69,6 +73,7 @@ def coalesce(
         parked: every model's operations.
         served_tokens: what a model was served so far; decides among consecutive requests.
         budget: limits of the command.
+        smallest_tokens: no head of `others` has fewer, so that the search ends when nothing can fit any more.
     """
     head = parked[anchor].peek()
     assert head is not None, f"{anchor} has an operation ready"
@@ -76,6 +81,8 @@ def coalesce(
     group.add(head)
     members = [anchor]
     for model_id in others:
+        if not group.has_room(smallest_tokens):
+            break
         entry = parked[model_id].peek()
         if entry is not None and group.takes(entry):
             group.add(entry)

@@ -34,11 +34,18 @@ def _nobody() -> dict[PersistLane, set[ModelId]]:
     return {"checkpoint": set(), "publication": set()}
 
 
+def may_wait_for_a_lane(operation: Operation) -> bool:
+    """Whether it can be next of its model and still not start."""
+    return isinstance(operation, LoadState | SaveSampler | SaveState)
+
+
 @dataclass(slots=True, kw_only=True)
 class Lanes:
     """Which models are being persisted."""
 
     publication_workers: int
+    changes: int = 0
+    """Grows whenever a lane is taken or freed, so that who waits for one is looked at only then."""
     _busy: dict[PersistLane, set[ModelId]] = field(default_factory=_nobody)
 
     def is_free_for(self, operation: Operation) -> bool:
@@ -63,14 +70,17 @@ class Lanes:
         """Take the lane for a model's save, before the capture."""
         assert model_id not in self._busy[lane], f"{lane} is reserved for {model_id} already"
         self._busy[lane].add(model_id)
+        self.changes += 1
 
     def release(self, lane: PersistLane, model_id: ModelId) -> None:
         """The save ended, well or not."""
         self._busy[lane].discard(model_id)
+        self.changes += 1
 
     def clear(self) -> None:
         """The trainer is gone, and all saves with it."""
         self._busy = _nobody()
+        self.changes += 1
 
     @property
     def num_persisting(self) -> int:

@@ -1,19 +1,20 @@
 """Scheduler: which operations run next, together. Pure: no clock, no await, no I/O; it owns the turns and lanes.
 
-`engine.py` asks it whenever the GPU lane is free; `order.py` says whose turn it is, `lanes.py` whether a save could
-start, `coalesce.py` what runs along. A pass costs a look at each model's next operation, never at its payload.
+`work.py` asks it whenever the GPU lane is free; `order.py` says whose turn it is, `lanes.py` whether a save could
+start, `coalesce.py` what runs along. A pass looks only at models whose next operation changed since the last one,
+and never at a payload.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from lilo_engine.operations.ledger import Entry
 from lilo_engine.operations.operation import ModelId
 from lilo_engine.operations.sequence import Sequence
 from lilo_engine.schedule.coalesce import Budget, coalesce
-from lilo_engine.schedule.lanes import Lanes, lane_of
+from lilo_engine.schedule.lanes import Lanes, lane_of, may_wait_for_a_lane
 from lilo_engine.schedule.order import Order
 from lilo_engine.schedule.plan import Plan
 
@@ -25,51 +26,103 @@ class Scheduler:
     budget: Budget
     lanes: Lanes
     order: Order = field(default_factory=Order)
+    _parked: dict[ModelId, Sequence[Entry]] = field(default_factory=dict[ModelId, Sequence[Entry]])
+    _changed: dict[ModelId, None] = field(default_factory=dict[ModelId, None])
+    """Models whose next operation may be another than at the last look, in the order of the changes."""
+    _bound: dict[ModelId, None] = field(default_factory=dict[ModelId, None])
+    """Models whose next operation can start only when its lane is free."""
+    _lanes_seen: int = 0
 
-    def next_plan(self, parked: Mapping[ModelId, Sequence[Entry]]) -> Plan | None:
+    def add(self, model_id: ModelId, parked: Sequence[Entry]) -> None:
+        """The operations of a model may run from now on; its sequence tells of its changes."""
+        self.order.add(model_id)
+        self._parked[model_id] = parked
+        parked.on_change = partial(self._changed.__setitem__, model_id, None)
+        parked.on_change()
+
+    def remove(self, model_id: ModelId) -> None:
+        """A model ended, or never was there."""
+        self.order.remove(model_id)
+        self._parked.pop(model_id, None)
+        self._bound.pop(model_id, None)
+
+    def next_plan(self) -> Plan | None:
         """Decide, and count the plan as served; None when nothing can start.
 
-        Args:
-            parked: the operations of every model that may run, by model, in the order in which the models came. A
-                head that was refused must have been settled before.
+        The entries of the plan are to be taken from their sequences before the next call. A head that was refused
+        must have been settled before this one.
         """
-        ready = [model_id for model_id, waiting in parked.items() if self._can_start(waiting)]
-        if not ready:
+        self._look()
+        if not self.order.num_ready:
             return None
-        turn = self.order.choose(ready)
-        head = parked[turn.model_id].peek()
+        turn = self.order.choose()
+        head = self._parked[turn.model_id].peek()
         assert head is not None
         assert head.operation is not None
         lane = lane_of(head.operation)
         if head.key is None:
             plan = Plan(entries=(head,), lane=lane, reason=turn.reason)
         else:
-            plan = self._coalesced(turn.model_id, turn.reason, ready, parked)
+            plan = self._coalesced(turn.model_id, turn.reason, head.key)
         if lane != "gpu":
             self.lanes.reserve(lane, turn.model_id)
         self._settle(plan)
         return plan
 
-    def _can_start(self, waiting: Sequence[Entry]) -> bool:
-        head = waiting.peek()
+    def why_waiting(self, model_id: ModelId) -> str:
+        """Why the next operation of a model has not started, in words."""
+        parked = self._parked.get(model_id)
+        if parked is None:
+            return "the model is being created"
+        missing = parked.missing()
+        if missing is not None:
+            return f"number {missing} has not come"
+        head = parked.peek()
         if head is None or head.operation is None:
-            return False
-        return self.lanes.is_free_for(head.operation)
+            return "nothing waits"
+        if not self.lanes.is_free_for(head.operation):
+            return "its lane is taken by an earlier save"
+        return f"its turn comes; passed over {self.order.passed_over(model_id)} times"
 
-    def _coalesced(
-        self,
-        anchor: ModelId,
-        reason: str,
-        ready: list[ModelId],
-        parked: Mapping[ModelId, Sequence[Entry]],
-    ) -> Plan:
-        others = sorted((m for m in ready if m != anchor), key=self.order.served_tokens)
+    def _look(self) -> None:
+        """Let models in and out whose next operation or whose lane changed."""
+        for model_id in self._changed:
+            self._place(model_id)
+        self._changed.clear()
+        if self.lanes.changes != self._lanes_seen:
+            self._lanes_seen = self.lanes.changes
+            for model_id in self._bound:
+                self._place_bound(model_id)
+
+    def _place(self, model_id: ModelId) -> None:
+        parked = self._parked.get(model_id)
+        head = None if parked is None else parked.peek()
+        self._bound.pop(model_id, None)
+        if head is None or head.operation is None:
+            self.order.leave(model_id)
+        elif may_wait_for_a_lane(head.operation):
+            self._bound[model_id] = None
+            self._place_bound(model_id)
+        else:
+            self.order.enter(model_id, head.key, head.tokens)
+
+    def _place_bound(self, model_id: ModelId) -> None:
+        head = self._parked[model_id].peek()
+        assert head is not None
+        assert head.operation is not None
+        if self.lanes.is_free_for(head.operation):
+            self.order.enter(model_id)
+        else:
+            self.order.leave(model_id)
+
+    def _coalesced(self, anchor: ModelId, reason: str, key: bytes) -> Plan:
         entries = coalesce(
             anchor,
-            others,
-            parked,
+            (m for m in self.order.alike(key) if m != anchor),
+            self._parked,
             served_tokens=self.order.served_tokens,
             budget=self.budget,
+            smallest_tokens=self.order.smallest_alike(key),
         )
         if len(entries) > 1:
             models = len({entry.operation.model_id for entry in entries if entry.operation})
