@@ -49,15 +49,17 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Moment:
+class Moment:
     """What a moment of the step holds beyond weights, adapters and kept activations."""
 
+    name: str
     kv_gather: float = 0.0
     logits: float = 0.0
     working: float = 0.0
 
     @property
     def total(self) -> float:
+        """Their sum."""
         return self.kv_gather + self.logits + self.working
 
 
@@ -70,12 +72,12 @@ def memory_of(job: Job, trainer: TrainerName, keep: Keep) -> Memory:
         keep: what layers keep; the miles trainer keeps inputs whatever this says, the CPU trainer everything.
     """
     if trainer == "miles":
-        kept, moments = activations.kept_bytes(job, "input"), _miles_moments(job)
+        kept = activations.kept_bytes(job, "input")
     elif job.gpu is None:
-        kept, moments = autograd.kept_bytes(job), _cpu_moments(job)
+        kept = autograd.kept_bytes(job)
     else:
-        kept, moments = activations.kept_bytes(job, keep), _gpu_moments(job, keep)
-    peak = max(moments, key=lambda moment: moment.total)
+        kept = activations.kept_bytes(job, keep)
+    peak = max(moments_of(job, trainer, keep), key=lambda moment: moment.total)
     held = job.slots * adapter_parameters_on_a_rank(job)
     copies = 0 if job.gpu is None else job.dtype_bytes
     return Memory(
@@ -88,6 +90,16 @@ def memory_of(job: Job, trainer: TrainerName, keep: Keep) -> Memory:
         logits=peak.logits,
         working=peak.working,
     )
+
+
+def moments_of(job: Job, trainer: TrainerName, keep: Keep) -> list[Moment]:
+    """The moments that can be the peak: the loss, and the backward of each kind of block of the last layer.
+
+    The fullest is while all layers still keep what they keep, so no other layer needs to be looked at.
+    """
+    if trainer == "miles":
+        return _miles_moments(job)
+    return _cpu_moments(job) if job.gpu is None else _gpu_moments(job, keep)
 
 
 def limit_bytes(job: Job) -> float | None:
@@ -103,28 +115,39 @@ def _weights(job: Job) -> float:
     return sharded + model.head_weights * job.dtype_bytes * (1 - 1 / job.tp)
 
 
-def _gpu_moments(job: Job, keep: Keep) -> list[_Moment]:
-    """The loss, and the backward of each kind of block of the last layer, when all layers still keep what they keep."""
-    return [
-        _Moment(logits=activations.chunk_logits_bytes(job), working=activations.head_bytes(job)),
-        _Moment(working=activations.mlp_backward_bytes(job, keep)),
-        _Moment(
+def _gpu_moments(job: Job, keep: Keep) -> list[Moment]:
+    moments = [
+        Moment(
+            name="loss",
+            logits=activations.chunk_logits_bytes(job),
+            working=activations.head_bytes(job),
+        ),
+        Moment(name="mlp backward", working=activations.mlp_backward_bytes(job, keep)),
+        Moment(
+            name="attention backward",
             kv_gather=activations.gathered_kv_bytes(job),
             working=activations.softmax_backward_bytes(job, keep),
         ),
-        _Moment(working=activations.linear_backward_bytes(job, keep)),
     ]
+    if job.architecture.linear is not None:
+        working = activations.linear_backward_bytes(job, keep)
+        moments.append(Moment(name="delta net backward", working=working))
+    return moments
 
 
-def _cpu_moments(job: Job) -> list[_Moment]:
+def _cpu_moments(job: Job) -> list[Moment]:
     tables = autograd.table_bytes(job)
     return [
-        _Moment(logits=autograd.chunk_logits_bytes(job), working=tables + autograd.head_bytes(job)),
-        _Moment(working=tables + autograd.backward_bytes(job)),
+        Moment(
+            name="loss",
+            logits=autograd.chunk_logits_bytes(job),
+            working=tables + autograd.head_bytes(job),
+        ),
+        Moment(name="mlp backward", working=tables + autograd.backward_bytes(job)),
     ]
 
 
-def _miles_moments(job: Job) -> list[_Moment]:
+def _miles_moments(job: Job) -> list[Moment]:
     """All logits at once, or one layer computed again."""
     logits = job.tokens_per_rank * job.architecture.vocab / job.tp * _MILES_LOGIT_BYTES
-    return [_Moment(logits=logits), *_gpu_moments(job, "input")[1:]]
+    return [Moment(name="loss", logits=logits), *_gpu_moments(job, "input")[1:]]

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from lilo_definitions.planner.adapters import adapter_parameters
 from lilo_definitions.planner.flops import Flops, flops_of
 from lilo_definitions.planner.job import Job, TrainerName
-from lilo_definitions.planner.memory import Memory, limit_bytes, memory_of
+from lilo_definitions.planner.memory import Memory, Moment, limit_bytes, memory_of, moments_of
 from lilo_definitions.planner.speed import Rates, Step, rates_of, step_of
 from lilo_definitions.planner.traffic import Traffic, traffic_of
 from lilo_definitions.trainer import KEEPS, Keep
@@ -26,6 +26,8 @@ class Plan:
     """What layers keep in this plan."""
     memory: Memory
     """Of each rank."""
+    moments: tuple[Moment, ...]
+    """What each moment of the step holds beyond what is held throughout; the fullest makes the peak."""
     limit_bytes: float | None
     """What a rank may allocate; None on CPU."""
     peaks: Mapping[Keep, float]
@@ -77,6 +79,14 @@ class Plan:
             },
             "keep_activations": self.keep,
             "memory_gb": {k: round(v / _GB, 4) for k, v in self.memory.parts().items()},
+            "moments_gb": {
+                moment.name: {
+                    "kv_gather": round(moment.kv_gather / _GB, 4),
+                    "logits": round(moment.logits / _GB, 4),
+                    "working": round(moment.working / _GB, 4),
+                }
+                for moment in self.moments
+            },
             "peak_gb_by_keep": {k: round(v / _GB, 3) for k, v in self.peaks.items()},
             "parameters": model.parameters,
             "adapter_parameters": self.adapter_parameters,
@@ -114,6 +124,7 @@ def make_plan(
         trainer=trainer,
         keep=keep,
         memory=memory_of(job, trainer, keep),
+        moments=tuple(moments_of(job, trainer, keep)),
         limit_bytes=limit_bytes(job),
         peaks={way: memory_of(job, trainer, way).peak for way in ways},
         adapter_parameters=adapter_parameters(job),

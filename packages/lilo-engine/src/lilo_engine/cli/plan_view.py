@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-_BAR = 56
+_BAR = 40
 """Characters of a bar that is as long as the largest value."""
 _GB = 1e9
 
@@ -20,7 +20,8 @@ def show_plan(plan: Plan, nearest: Plan | None) -> None:
     console = Console(highlight=False)
     console.print(_headline(plan), soft_wrap=True)
     console.print(_parts(plan))
-    console.print(_ways(plan))
+    console.print(_moments(plan), soft_wrap=True)
+    console.print(_ways(plan), soft_wrap=True)
     console.print(_verdict(plan), soft_wrap=True)
     if plan.fits is False:
         console.print(_nearest(nearest), soft_wrap=True)
@@ -68,8 +69,8 @@ def _headline(plan: Plan) -> Text:
 def _parts(plan: Plan) -> Table:
     """One bar of the whole, then a line for each part."""
     table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True, min_width=20)
+    table.add_column(justify="right", no_wrap=True, min_width=9)
     table.add_column(no_wrap=True)
     scale = _BAR / max(plan.memory.peak, plan.limit_bytes or 0.0)
     whole = Text()
@@ -86,6 +87,16 @@ def _parts(plan: Plan) -> Table:
             Text("─" * round(plan.limit_bytes * scale), "red"),
         )
     return table
+
+
+def _moments(plan: Plan) -> str:
+    """What comes and goes during the step: the fullest moment is in the bars above."""
+    words: list[str] = []
+    for moment in plan.moments:
+        parts = {"logits": moment.logits, "K and V": moment.kv_gather, "rest": moment.working}
+        inside = ", ".join(f"{name} {value / _GB:.2f}" for name, value in parts.items() if value)
+        words.append(f"{moment.name} {moment.total / _GB:.2f} GB ({inside})")
+    return "moments: " + "; ".join(words)
 
 
 def _ways(plan: Plan) -> Text:
