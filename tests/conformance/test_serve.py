@@ -9,9 +9,11 @@ import stat
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 import tinker
 from filelock import FileLock
@@ -133,7 +135,36 @@ def test_one_life_training_stopping_starting_again_and_resuming(tmp_path, monkey
         again = resumed.forward(batch, "cross_entropy").result(timeout=30).metrics["loss:sum"]
         assert again == pytest.approx(loss, abs=1e-6)
         service.close("success").result(timeout=20)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(15) == 0
+        assert stopped_while_polled(process, url, key) == [408] * 4
     finally:
         process.kill()
+    lines = (tmp_path / "second.log").read_text().splitlines()
+    assert lines == [f"lilo: serving tiny at {url}"], "the console has more than it should"
+
+
+def open_connections(pid: int) -> int:
+    """Connections that clients have to a server."""
+    kinds = [each.status for each in psutil.Process(pid).net_connections("tcp")]
+    return kinds.count(psutil.CONN_ESTABLISHED)
+
+
+def stopped_while_polled(process: subprocess.Popen[bytes], url: str, key: str) -> list[int]:
+    """Ctrl-C while clients wait for an operation whose predecessor never came; what they are answered."""
+    with httpx.Client(base_url=f"{url}/api/v1/", headers={"X-API-Key": key}, timeout=30) as http:
+        session = http.post("create_session", json={}).json()["session_id"]
+        body = {"session_id": session, "model_seq_id": 0, "base_model": "tiny"}
+        model_id = http.post("create_model", json=body).json()["model_id"]
+        body = {"model_id": model_id, "seq_id": 2, "adam_params": {}}
+        request_id = http.post("optim_step", json=body).json()["request_id"]
+
+        def poll(_: int) -> int:
+            return http.post("retrieve_future", json={"request_id": request_id}).status_code
+
+        with ThreadPoolExecutor(4) as pool:
+            polls = [pool.submit(poll, n) for n in range(4)]
+            while open_connections(process.pid) < 4:
+                time.sleep(0.02)
+            process.send_signal(signal.SIGINT)
+            answers = [each.result(timeout=5) for each in polls]
+    assert process.wait(15) == 0
+    return answers

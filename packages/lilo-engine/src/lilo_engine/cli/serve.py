@@ -32,7 +32,7 @@ from lilo_engine.control.keys import Keys
 from lilo_engine.requests.front import Front
 
 GRACE_S = 3
-"""For requests in flight at the end; long polls are cut off after it."""
+"""For requests in flight at the end; long polls are answered before it."""
 READY_LOOK_S = 0.05
 """Between looks for readiness: the trainer and the sampler become ready on their own."""
 DEFAULT_PORT = 8010
@@ -77,12 +77,13 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _stop_on_signal(server: uvicorn.Server) -> None:
+async def _stop_on_signal(server: uvicorn.Server, front: Front) -> None:
     """The first Ctrl-C or SIGTERM stops in order, the second does not wait for requests in flight."""
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for _ in signals:
             server.force_exit = server.should_exit
             server.should_exit = True
+            front.polls.end()
 
 
 def _run(parts: Parts, listener: socket.socket, url: str) -> None:
@@ -115,7 +116,7 @@ def _run(parts: Parts, listener: socket.socket, url: str) -> None:
 
     async def main() -> None:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_stop_on_signal, server)
+            tasks.start_soon(_stop_on_signal, server, front)
             tasks.start_soon(announce)
             await server.serve(sockets=[listener])
             tasks.cancel_scope.cancel()

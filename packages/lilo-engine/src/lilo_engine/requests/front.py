@@ -26,6 +26,7 @@ from lilo_engine.requests import decode
 from lilo_engine.requests.body import PROTOBUF, Body, BodyLimits, off_loop, read_body
 from lilo_engine.requests.compression import start_of
 from lilo_engine.requests.json_response import json_response
+from lilo_engine.requests.long_polls import LongPolls
 from lilo_engine.sampling.manager import SamplingManager
 
 _log = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ class Front:
     sampling: SamplingManager
     control: Control
     settings: FrontSettings = field(default_factory=FrontSettings)
+    polls: LongPolls = field(default_factory=LongPolls)
 
     async def readiness(self) -> Readiness:
         """Ask both sides."""

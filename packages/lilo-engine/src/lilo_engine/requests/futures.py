@@ -55,10 +55,12 @@ async def cancel_future(request: Request) -> Response:
 
 
 async def _state(front: Front, request_id: str) -> Pending | Complete | Failed | Sampled:
-    wait_s = front.settings.long_poll_s
-    if request_id.startswith(SAMPLE_PREFIX):
-        return await front.sampling.retrieve(request_id, wait_s)
-    return await front.engine.retrieve(RequestId(request_id), wait_s)
+    async def look(wait_s: float) -> Pending | Complete | Failed | Sampled:
+        if request_id.startswith(SAMPLE_PREFIX):
+            return await front.sampling.retrieve(request_id, wait_s)
+        return await front.engine.retrieve(RequestId(request_id), wait_s)
+
+    return await front.polls.answer(look, front.settings.long_poll_s)
 
 
 def _pending(state: Pending) -> Response:
