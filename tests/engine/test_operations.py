@@ -14,7 +14,7 @@ from lilo_engine.operations.ledger import Ledger
 from lilo_engine.operations.losses import LOSSES
 from lilo_engine.operations.operation import ModelId, Refused
 from lilo_engine.operations.reference import CheckpointRef
-from lilo_engine.operations.result import Stepped
+from lilo_engine.operations.result import Passed, Stepped
 from lilo_engine.operations.sequence import Sequence
 from lilo_engine.operations.tensor import Tensor
 from lilo_engine.operations.validate import check, check_model, check_seq_id
@@ -281,6 +281,21 @@ def test_results_that_were_fetched_are_bounded_and_then_gone(build, monkeypatch)
         ledger.find(1)
     with pytest.raises(InvalidRequest):
         ledger.known(1, fingerprint(build.step("m", 1)))
+
+
+def test_results_that_were_fetched_are_bounded_in_bytes_and_the_newest_stays(build, monkeypatch):
+    monkeypatch.setattr(ledgers, "MAX_FETCHED_BYTES", 100)
+    ledger = a_ledger()
+    for number, size in ((1, 15), (2, 15), (3, 500)):
+        submit(ledger, build.step("m", number))
+        passed = Passed(logprobs=(Tensor.of([0.0] * size, "float32"),), metrics={})
+        ledger.complete(ledger.sequence.take(), passed)
+    for number in (1, 2, 3):
+        ledger.fetch(ledger.find(number))
+    assert ledger.find(3).state is not None
+    for number in (1, 2):
+        with pytest.raises(Gone):
+            ledger.find(number)
 
 
 def test_results_that_nobody_fetched_stay(build, monkeypatch):

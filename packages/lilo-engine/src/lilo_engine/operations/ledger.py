@@ -2,9 +2,9 @@
 
     submitted -> parked (waits for its number) -> taken (runs) -> finished -> fetched -> forgotten
 
-A result stays fetchable after it was fetched, because the reply can be lost; only the `KEPT_FETCHED` latest fetched
-ones are kept. One that was never fetched is kept while there are at most `KEPT_UNFETCHED` of them; asking for a
-forgotten one says so.
+A result stays fetchable after it was fetched, because the reply can be lost; of those only the latest are kept, up to
+`KEPT_FETCHED` and `MAX_FETCHED_BYTES`. One that was never fetched is kept while there are at most `KEPT_UNFETCHED` of
+them; asking for a forgotten one says so.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ from lilo_engine.operations.operation import (
     Operation,
     RequestId,
 )
-from lilo_engine.operations.result import Complete, Failed, FutureState, Result
+from lilo_engine.operations.result import Complete, Failed, FutureState, Passed, Result
 from lilo_engine.operations.sequence import Sequence
 
 KEPT_FETCHED = 1024
 """Covers every reply that can still be on its way to one client."""
+MAX_FETCHED_BYTES = 64 * 2**20
+"""Of one model's fetched results: those of 250k tokens have a megabyte each. The newest stays whatever its size, because
+its client may not have received it."""
 MAX_UNFINISHED_BYTES = 2**30
 """Payload of one model's unfinished operations; one that is larger alone is still taken when nothing else waits."""
 KEPT_UNFETCHED = 16384
@@ -82,7 +85,9 @@ class Ledger:
     sequence: Sequence[Entry] = field(default_factory=Sequence[Entry])
     _entries: dict[int, Entry] = field(default_factory=dict[int, Entry])
     _unfinished_bytes: int = 0
-    _fetched: OrderedDict[int, None] = field(default_factory=OrderedDict[int, None])
+    _fetched: OrderedDict[int, int] = field(default_factory=OrderedDict[int, int])
+    """Number -> size of the result in bytes; the latest last."""
+    _fetched_bytes: int = 0
     _unfetched: OrderedDict[int, None] = field(default_factory=OrderedDict[int, None])
 
     def request_id(self, seq_id: int) -> RequestId:
@@ -173,7 +178,7 @@ class Ledger:
         if 0 < seq_id < self.sequence.next:
             raise Gone(
                 f"the result of operation {seq_id} of {self.model_id} was kept for later ones to "
-                f"come and is gone; the {KEPT_FETCHED} latest fetched results are kept"
+                f"come and is gone; up to {KEPT_FETCHED} fetched results are kept, the latest ones"
             )
         raise NotFound(f"{self.model_id} has no operation {seq_id}")
 
@@ -191,8 +196,10 @@ class Ledger:
             return
         entry.fetched = True
         self._unfetched.pop(entry.seq_id, None)
-        self._fetched[entry.seq_id] = None
-        self._trim(self._fetched, KEPT_FETCHED)
+        size = _result_bytes(entry.state)
+        self._fetched[entry.seq_id] = size
+        self._fetched_bytes += size
+        self._trim_fetched(KEPT_FETCHED)
 
     def unfinished(self) -> list[Entry]:
         """Everything without a result, in order of the numbers."""
@@ -207,7 +214,7 @@ class Ledger:
 
     def forget_fetched(self) -> None:
         """The model ended: only what nobody has seen yet is kept."""
-        self._trim(self._fetched, 0)
+        self._trim_fetched(0)
 
     def _finish(self, entry: Entry, state: FutureState) -> None:
         if entry.state is not None:
@@ -216,11 +223,25 @@ class Ledger:
         entry.operation = None
         self._unfinished_bytes -= entry.payload_bytes
         self._unfetched[entry.seq_id] = None
-        self._trim(self._unfetched, KEPT_UNFETCHED)
+        while len(self._unfetched) > KEPT_UNFETCHED:
+            self._forget(self._unfetched.popitem(last=False)[0])
 
-    def _trim(self, kept: OrderedDict[int, None], limit: int) -> None:
-        while len(kept) > limit:
-            seq_id, _ = kept.popitem(last=False)
-            if seq_id > 0:
-                del self._entries[seq_id]
-            # The creation is never forgotten: its retry must find the model that is there.
+    def _trim_fetched(self, limit: int) -> None:
+        while len(self._fetched) > limit or (
+            self._fetched_bytes > MAX_FETCHED_BYTES and len(self._fetched) > 1
+        ):
+            seq_id, size = self._fetched.popitem(last=False)
+            self._fetched_bytes -= size
+            self._forget(seq_id)
+
+    def _forget(self, seq_id: int) -> None:
+        # The creation is never forgotten: its retry must find the model that is there.
+        if seq_id > 0:
+            self._entries.pop(seq_id, None)
+
+
+def _result_bytes(state: FutureState) -> int:
+    """Size of the arrays in a result; everything else is small."""
+    if not isinstance(state, Complete) or not isinstance(state.result, Passed):
+        return 0
+    return sum(len(tensor.data) for tensor in state.result.logprobs)
