@@ -79,6 +79,22 @@ async def test_a_checkpoint_ends_with_its_lifetime(plane):
     assert [e.ref.name for e in await plane.control.checkpoints.of_run(model_id)] == ["long"]
 
 
+async def test_a_checkpoint_that_cannot_be_removed_keeps_no_other_from_ending(plane, monkeypatch):
+    model_id = await plane.run("s")
+    for name in ("stuck", "free"):
+        await plane.save(model_id, name, ttl_s=3600)
+    delete = plane.control.checkpoints.delete
+
+    async def broken_disk(ref):
+        if ref.name == "stuck":
+            raise OSError("the disk is read-only")
+        await delete(ref)
+
+    monkeypatch.setattr(plane.control.checkpoints, "delete", broken_disk)
+    await sweeper(plane, Unloads()).sweep(plane.now_s + 3601)
+    assert [e.ref.name for e in await plane.control.checkpoints.of_run(model_id)] == ["stuck"]
+
+
 async def test_the_newest_unnamed_snapshots_are_kept_and_older_ones_answer_gone(plane):
     model_id = await plane.run("s")
     for number in range(4):

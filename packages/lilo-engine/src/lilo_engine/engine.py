@@ -12,6 +12,7 @@ import logging
 from dataclasses import replace
 
 import anyio
+import anyio.to_thread
 from lilo_definitions import Definition
 
 from lilo_engine.commands.command import BackendInfo, Health
@@ -63,7 +64,7 @@ class Engine:
         """Accept a numbered operation; the same number and payload again gives the same id."""
         check_seq_id(operation.seq_id)
         if isinstance(operation, ForwardBackward) and operation.num_tokens >= THREAD_FROM_TOKENS:
-            mark, refusal = await in_thread(self._examine, operation)
+            mark, refusal = await anyio.to_thread.run_sync(self._examine, operation)
         else:
             mark, refusal = self._examine(operation)
         # From here on nothing waits, so that two copies of one request cannot both be new.

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lilo_definitions import Definition
@@ -112,14 +113,15 @@ def start_process(
         epoch=epoch,
         descriptors={channel: [s.fileno() for s in members] for channel, members in theirs.items()},
     )
-    log_path.parent.mkdir(parents=True, exist_ok=True)
-    log_start = log_path.stat().st_size if log_path.exists() else 0
     try:
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        log_start = log_path.stat().st_size if log_path.exists() else 0
         child = _spawn(config, log_path)
+    except OSError:
+        _close(ours)
+        raise
     finally:
-        for members in theirs.values():
-            for stream in members:
-                stream.close()
+        _close(theirs)
     client = BridgeClient(ours, epoch=epoch, limits=definition.limits)
     return BackendProcess(child, client, log_path, log_start)
 
@@ -133,6 +135,12 @@ def describe_exit(code: int) -> str:
             name = "unknown"
         return f"was ended by signal {-code} ({name})"
     return f"exited with code {code}"
+
+
+def _close(streams: Mapping[Channel, Sequence[socket.socket]]) -> None:
+    for members in streams.values():
+        for stream in members:
+            stream.close()
 
 
 def _spawn(config: ChildConfig, log_path: Path) -> subprocess.Popen[bytes]:

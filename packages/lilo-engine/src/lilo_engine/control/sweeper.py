@@ -16,6 +16,7 @@ from lilo_engine.control.sampling_sessions import target_of
 from lilo_engine.engine_client import EngineClient
 from lilo_engine.errors import LiloError, NotFound
 from lilo_engine.operations.operation import ModelId
+from lilo_engine.operations.reference import CheckpointRef
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class Sweeper:
             )
         for entry in await self._control.checkpoints.expired(now_s):
             _log.info("%s reached the end of its lifetime", entry.ref)
-            await self._control.delete_checkpoint(entry.ref)
+            await self._delete(entry.ref)
         for run_id in await self._control.checkpoints.runs_with_unnamed():
             await self._drop_old_snapshots(run_id)
         await self._control.sessions.flush()
@@ -85,7 +86,14 @@ class Sweeper:
         for entry in old:
             if target_of(entry).name not in in_use and entry.ref not in followed:
                 _log.info("%s is no longer among the newest snapshots of its run", entry.ref)
-                await self._control.delete_checkpoint(entry.ref)
+                await self._delete(entry.ref)
+
+    async def _delete(self, ref: CheckpointRef) -> None:
+        try:
+            await self._control.delete_checkpoint(ref)
+        except Exception:
+            # One that cannot be removed must not keep everything behind it; the next sweep tries it again.
+            _log.exception("%s could not be removed", ref)
 
 
 async def end_session(
