@@ -77,15 +77,16 @@ async def read_body(request: Request, limits: BodyLimits, head: bytearray | None
     encoding = request.headers.get("content-encoding", "")
     data = raw
     if encoding:
-        data = await off_loop(
-            len(raw), lambda: decompress(raw, encoding, limit_bytes=limits.decompressed_bytes), True
+        # Always in a thread: a few bytes may unpack to many.
+        data = await anyio.to_thread.run_sync(
+            lambda: decompress(raw, encoding, limit_bytes=limits.decompressed_bytes)
         )
     return Body(data=data, protobuf=media == PROTOBUF)
 
 
-async def off_loop(size_bytes: int, work: Callable[[], Out], always: bool = False) -> Out:
+async def off_loop(size_bytes: int, work: Callable[[], Out]) -> Out:
     """Run `work` in a worker thread when it is large, here when it is small."""
-    if size_bytes < INLINE_BYTES and not always:
+    if size_bytes < INLINE_BYTES:
         return work()
     return await anyio.to_thread.run_sync(work)
 

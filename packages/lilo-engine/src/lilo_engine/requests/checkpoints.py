@@ -8,8 +8,8 @@ from starlette.responses import Response
 from lilo_engine.operations.lora_metadata import lora_from_metadata
 from lilo_engine.operations.reference import CheckpointRef
 from lilo_engine.requests import decode
-from lilo_engine.requests.body import parse_json, read_body, read_json
-from lilo_engine.requests.front import front_of, submit_body, submit_numbered
+from lilo_engine.requests.body import off_loop, parse_json, read_json
+from lilo_engine.requests.front import front_of, read_numbered, submit_body, submit_numbered
 from lilo_engine.requests.json_response import json_response
 from lilo_engine.requests.models import create_from_checkpoint
 from lilo_engine.requests.wire_json import LoadWeightsBody, WeightsInfoBody
@@ -33,9 +33,9 @@ async def save_weights_for_sampler(request: Request) -> Response:
 async def load_weights(request: Request) -> Response:
     """Load into a resident model, which has a number, or into a new one, which has none."""
     front = front_of(request)
-    body = await read_body(request, front.settings.body)
-    if decode.identity_of(body) is None:
-        wire = parse_json(body.data, LoadWeightsBody)
+    body = await read_numbered(request, "load_weights")
+    if await off_loop(len(body.data), lambda: decode.identity_of(body)) is None:
+        wire = await off_loop(len(body.data), lambda: parse_json(body.data, LoadWeightsBody))
         if wire.session_id is not None or wire.model_seq_id is not None:
             return await create_from_checkpoint(front, wire)
     return await submit_body(front, body, "load_weights", decode.load_state)

@@ -39,7 +39,6 @@ from lilo_engine.requests.wire_json import (
     LoadWeightsBody,
     LoraConfigBody,
     ModelInputBody,
-    OptimizerConfigBody,
     OptimStepBody,
     SaveForSamplerBody,
     SaveWeightsBody,
@@ -198,13 +197,12 @@ def lora_spec(wire: LoraConfigBody, alpha: float) -> LoraSpec:
     )
 
 
-def check_optimizer(kind: str | OptimizerConfigBody) -> None:
+def check_optimizer(name: str) -> None:
     """Refuse an optimizer that is not AdamW.
 
     Raises:
         InvalidRequest: naming the one there is.
     """
-    name = kind if isinstance(kind, str) else kind.type
     if name != "adamw":
         raise InvalidRequest(f"optimizer {name!r} is not offered; there is adamw")
 

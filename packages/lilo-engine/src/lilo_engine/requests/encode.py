@@ -22,7 +22,7 @@ RECORD = "ArrayRecord"
 _DTYPES = {"float32": pb.DTYPE_FLOAT32, "int64": pb.DTYPE_INT64, "int32": pb.DTYPE_INT32}
 
 
-def result_json(result: Result) -> Mapping[str, object]:
+def result_json(result: Result) -> JsonBody:
     """The JSON body of a result. Its top level never has `error`, nor the type `try_again`."""
     match result:
         case ModelCreated(source=None):
@@ -70,7 +70,7 @@ def sample_protobuf(result: SampleResult) -> bytes:
     return message.SerializeToString()
 
 
-def sample_json(result: SampleResult) -> Mapping[str, object]:
+def sample_json(result: SampleResult) -> JsonBody:
     """A sample for clients from before the binary form. NaN becomes null; top-k is left out."""
     prompt = result.prompt_logprobs
     return {
@@ -127,14 +127,14 @@ def _topk_bytes(topk: TopK | None) -> int:
     return 0 if topk is None else len(topk.token_ids) + len(topk.logprobs)
 
 
-def _saved_json(result: Saved) -> Mapping[str, object]:
+def _saved_json(result: Saved) -> JsonBody:
     kind = "save_weights" if result.ref.kind == "weights" else "save_weights_for_sampler"
     if result.sampling_session_id is None:
         return {"type": kind, "path": str(result.ref)}
     return {"type": kind, "sampling_session_id": result.sampling_session_id}
 
 
-def _passed_json(result: Passed) -> Mapping[str, object]:
+def _passed_json(result: Passed) -> JsonBody:
     return {
         "loss_fn_output_type": RECORD,
         "loss_fn_outputs": [

@@ -109,17 +109,22 @@ def front_of(request: Request) -> Front:
 async def submit_numbered(
     request: Request, verb: str, decoded: Callable[[Body], Operation]
 ) -> Response:
-    """Read a numbered request and submit it; see `submit_body`. One that is too large uses up its number too."""
+    """Read a numbered request and submit it; see `submit_body`."""
+    body = await read_numbered(request, verb)
+    return await submit_body(front_of(request), body, verb, decoded)
+
+
+async def read_numbered(request: Request, verb: str) -> Body:
+    """Read a request that may have a number; one that is too large uses it up too."""
     front = front_of(request)
     head = bytearray()
     try:
-        body = await read_body(request, front.settings.body, head)
+        return await read_body(request, front.settings.body, head)
     except TooLarge as error:
         start = start_of(bytes(head), request.headers.get("content-encoding", ""))
         protobuf = request.headers.get("content-type", "").startswith(PROTOBUF)
         await _use_up_number(front, Body(data=start, protobuf=protobuf), verb, error)
         raise
-    return await submit_body(front, body, verb, decoded)
 
 
 async def submit_body(

@@ -24,7 +24,7 @@ async def create_model(request: Request) -> Response:
     front = front_of(request)
     wire = await read_json(request, CreateModelBody, front.settings.body)
     front.control.sessions.touch(wire.session_id, front.control.clock())
-    decode.check_optimizer(wire.optimizer_config)
+    decode.check_optimizer(wire.optimizer_config.type)
     return await _create(
         front,
         CreateModel(
@@ -43,7 +43,7 @@ async def create_from_checkpoint(front: Front, wire: LoadWeightsBody) -> Respons
         raise InvalidRequest("a new model needs both session_id and model_seq_id")
     front.control.sessions.touch(wire.session_id, front.control.clock())
     if wire.optimizer_config is not None:
-        decode.check_optimizer(wire.optimizer_config)
+        decode.check_optimizer(wire.optimizer_config.type)
     source = decode.training_ref(wire.path)
     spec = (await front.control.checkpoints.get(source)).spec
     return await _create(

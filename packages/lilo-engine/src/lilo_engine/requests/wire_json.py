@@ -33,7 +33,6 @@ class CreateSessionBody(_Wire):
     tags: list[str] = []
     user_metadata: UserMetadata | None = None
     sdk_version: str = ""
-    project_id: str | None = None
     display_name: str | None = None
 
 
@@ -54,10 +53,6 @@ class FinishSessionBody(_Wire):
 
     reason: FinishReason = FinishReason()
     detail: str | None = None
-
-
-class TelemetryBody(_Wire):
-    """POST /telemetry; the events are dropped."""
 
 
 class LoraConfigBody(_Wire):
@@ -240,7 +235,6 @@ class SampleBody(_Wire):
     target_prompt_logprobs: Any = None
     prompt_alt_tokens_k: int = 0
     prompt_logprobs_last_n: int | None = None
-    record_stability_info: bool | None = None
 
 
 class RetrieveFutureBody(_Wire):
