@@ -15,14 +15,14 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Protocol, cast
 
 from lilo_engine.config import add_to_environment, environment
 from lilo_engine.deploy import places
 from lilo_engine.deploy.bring_up import BringUp, environment_of
-from lilo_engine.deploy.cluster import read_cluster
+from lilo_engine.deploy.cluster import Cluster, read_cluster
 from lilo_engine.deploy.head import Life, PartsOf, Timing, of_processes
 from lilo_engine.deploy.resume import Resume
 from lilo_engine.deploy.surroundings import Surroundings
@@ -52,6 +52,10 @@ class Provider(Protocol):
         ...
 
 
+def _bring_up(cluster: Cluster) -> BringUp:
+    return BringUp(cluster=cluster)
+
+
 def trainer(run: str) -> list[dict[str, Any]]:
     """Body of the function `trainer`: one life of a run on this container.
 
@@ -59,33 +63,52 @@ def trainer(run: str) -> list[dict[str, Any]]:
     """
     from lilo_engine.deploy.modal_provider import ModalProvider  # noqa: PLC0415 (an extra)
 
-    stop = threading.Event()
+    ending = Ending()
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, partial(_set, stop))
-    return [asdict(resume) for resume in run_trainer(run, ModalProvider(), stop=stop)]
+            signal.signal(number, partial(_end, ending))
+    return [asdict(resume) for resume in run_trainer(run, ModalProvider(), ending=ending)]
 
 
-def _set(stop: threading.Event, _number: int, _frame: object) -> None:
-    stop.set()
+def _end(ending: Ending, _number: int, _frame: object) -> None:
+    ending.end()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How others end a life before its deadline."""
+
+    leave: threading.Event = field(default_factory=threading.Event)
+    """Set: leave now, as at the deadline; the run goes on in another container."""
+    over: threading.Event = field(default_factory=threading.Event)
+    """Set as well: the run ends with this life, or the provider starts it again by itself."""
+
+    def end(self) -> None:
+        """End the run with this life."""
+        self.over.set()
+        self.leave.set()
 
 
 def run_trainer(
     run: str,
     provider: Provider,
     *,
-    stop: threading.Event | None = None,
+    ending: Ending | None = None,
     timing: Timing | None = None,
     parts_of: PartsOf = of_processes,
+    bring_up_of: Callable[[Cluster], BringUp] = _bring_up,
+    port: int = places.FRONT_PORT,
 ) -> tuple[Resume, ...]:
     """One life of a run.
 
     Args:
         run: Its name; the same name again goes on with it.
         provider: The provider's side.
-        stop: Set to leave early, without calling the next container: somebody ends the run.
+        ending: How somebody ends this life early.
         timing: Instead of what the definition says.
         parts_of: Instead of a trainer and a sampler in processes of their own.
+        bring_up_of: Brings a container of a cluster into it.
+        port: Of the front, which `provider.forward` makes public.
 
     Raises:
         ServerError: see `Life.live` and `bring_up`.
@@ -94,18 +117,18 @@ def run_trainer(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     here = Surroundings.of(environment())
-    nodes = here.definition.topology.nodes
-    cluster = read_cluster(provider.client, nodes)
-    if nodes == 1:
-        return _lead(run, here, provider, stop, timing, parts_of)
+    cluster = read_cluster(provider.client, here.definition.topology.nodes)
+    lead = partial(_lead, run, here, provider, ending or Ending(), timing, parts_of, port)
+    if len(cluster.addresses) == 1:
+        return lead()
     add_to_environment(environment_of(cluster))
-    bring_up = BringUp(cluster=cluster)
+    bring_up = bring_up_of(cluster)
     if not cluster.is_head:
         bring_up.lend()
         return ()
     try:
         bring_up.start_head()
-        return _lead(run, here, provider, stop, timing, parts_of)
+        return lead()
     finally:
         bring_up.stop()
 
@@ -114,24 +137,23 @@ def _lead(
     run: str,
     here: Surroundings,
     provider: Provider,
-    stop: threading.Event | None,
+    ending: Ending,
     timing: Timing | None,
     parts_of: PartsOf,
+    port: int,
 ) -> tuple[Resume, ...]:
-    stop = stop or threading.Event()
-    port = places.FRONT_PORT
     with provider.forward(port) as url:
         life = Life(
             run=run,
             surroundings=here,
             timing=timing or timing_of(here.definition.deployment.trainer_timeout_hours),
             announce=_announcer(here.app, run, url, provider),
-            port=port,
-            stop=stop,
             parts_of=parts_of,
+            port=port,
+            stop=ending.leave,
         )
         resumes = life.live()
-    if not stop.is_set():
+    if not ending.over.is_set():
         provider.call_again(here.app, run)
     return resumes
 
@@ -165,4 +187,4 @@ def sampler() -> None:
     subprocess.Popen(command, stdin=subprocess.DEVNULL)
 
 
-__all__ = ["Provider", "run_trainer", "sampler", "timing_of", "trainer"]
+__all__ = ["Ending", "Provider", "run_trainer", "sampler", "timing_of", "trainer"]

@@ -37,7 +37,8 @@ def find_resumes(volume: Volume, records: Records) -> tuple[Resume, ...]:
     Reads every byte of each state that it names.
     """
     known = {row.run_id: row.ended_s is None for row in records.now(_rows)}
-    published = {c.publication.collection for c in catalogue(volume, kind=WEIGHTS)}
+    publications = [checkpoint.publication for checkpoint in catalogue(volume)]
+    published = {p.collection for p in publications if p.kind == WEIGHTS}
     alive = {run_id for run_id, is_alive in known.items() if is_alive}
     return tuple(_resume(volume, run_id) for run_id in sorted(alive | (published - set(known))))
 
