@@ -26,7 +26,7 @@ from lilo_volume.volume import Volume
 
 T = TypeVar("T")
 
-BLOCK_BYTES = 1024 * 1024
+BLOCK_BYTES = 512 * 1024
 """What is read stays in the processor's cache until it is digested; larger blocks go no faster."""
 MAX_WORKERS = 4
 """More threads than this were slower on two cores, and one disk is busy with four."""

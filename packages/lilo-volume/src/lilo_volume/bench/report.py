@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -102,24 +103,35 @@ def _run_nodes(settings: Settings, *, quiet: bool) -> dict[str, Any]:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     raw, token = settings.to_json(), os.urandom(16).hex()
     command = [sys.executable, "-m", "lilo_volume.bench.node", raw]
-    nodes = [
-        subprocess.Popen(
-            [*command, str(rank), address, token],
-            stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL if quiet else None,
-            cwd=Path(settings.folder).parent,
-        )
-        for rank in range(settings.nodes)
-    ]
+    log = Path(settings.folder).parent / f"{Path(settings.folder).name}.log"
+    with contextlib.ExitStack() as stack:
+        said = stack.enter_context(log.open("w+b")) if quiet else None
+        stack.callback(log.unlink, missing_ok=True)
+        nodes = [
+            subprocess.Popen(
+                [*command, str(rank), address, token],
+                stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+                stderr=said,
+            )
+            for rank in range(settings.nodes)
+        ]
+        codes, output = _waited(nodes)
+        if any(codes):
+            last = log.read_text("utf-8", "replace").strip().splitlines()[-1:] if quiet else []
+            raise VolumeUnavailable(
+                f"nodes of the benchmark ended with {codes}; {''.join(last) or 'see what they said'}"
+            )
+    return json.loads(output)
+
+
+def _waited(nodes: list[subprocess.Popen[bytes]]) -> tuple[list[int], bytes]:
+    """Exit codes, and what rank 0 printed; no node outlives this."""
     try:
         output, _ = nodes[0].communicate(timeout=_TIMEOUT_S)
-        codes = [node.wait(timeout=60) for node in nodes]
+        return [node.wait(timeout=60) for node in nodes], output
     except subprocess.TimeoutExpired as error:
         raise VolumeUnavailable(f"the benchmark did not end within {_TIMEOUT_S} s") from error
     finally:
         for node in nodes:
             node.kill()
             node.wait()
-    if any(codes):
-        raise VolumeUnavailable(f"nodes of the benchmark ended with {codes}; see what they said")
-    return json.loads(output)

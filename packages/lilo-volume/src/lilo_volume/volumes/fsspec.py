@@ -21,11 +21,10 @@ from lilo_volume.errors import (
     VolumeFull,
     VolumeUnavailable,
 )
-from lilo_volume.transfer import BLOCK_BYTES
 from lilo_volume.volume import Entry
 from lilo_volume.volumes.staged import StagedVolume
 
-_BLOCK_BYTES = 8 * BLOCK_BYTES
+_BLOCK_BYTES = 8 * 1024 * 1024
 """One request each: smaller ones are bound by their latency."""
 
 
