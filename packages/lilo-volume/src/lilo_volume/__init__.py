@@ -51,6 +51,7 @@ from lilo_volume.volumes.local import LocalVolume
 if TYPE_CHECKING:
     from lilo_volume.asynchronous import AsyncPublisher, Pending
     from lilo_volume.bulletin import Bulletin
+    from lilo_volume.exchange import Target, adopt, pull, push
     from lilo_volume.fit import Fit, can_load
     from lilo_volume.gc import Collected, collect_garbage, plan_garbage
     from lilo_volume.groups.tcp import TcpGroup, tcp_group
@@ -59,8 +60,12 @@ if TYPE_CHECKING:
     from lilo_volume.pins import is_pinned, pin, unpin
     from lilo_volume.restore import Latest, Skipped, latest, open_named, resume
     from lilo_volume.retention import Candidate, Decision, Retention
+    from lilo_volume.transfer import Progress
     from lilo_volume.ttl import expiry, set_expiry
     from lilo_volume.verify import Verify
+    from lilo_volume.volumes.fsspec import FsspecVolume
+    from lilo_volume.volumes.modal import ModalVolume
+    from lilo_volume.volumes.shared import SharedVolume
 
 __all__ = [
     "AsyncPublisher",
@@ -77,6 +82,7 @@ __all__ = [
     "FileEntry",
     "FileMissing",
     "Fit",
+    "FsspecVolume",
     "Group",
     "GroupRefused",
     "GroupTimeout",
@@ -90,20 +96,24 @@ __all__ = [
     "Manifest",
     "ManifestInvalid",
     "MissingFiles",
+    "ModalVolume",
     "NameTaken",
     "NotFinished",
     "OutcomeUnknown",
     "Pending",
+    "Progress",
     "Publication",
     "PublishRefused",
     "RankFailed",
     "RankLost",
     "Receipt",
     "Retention",
+    "SharedVolume",
     "Skipped",
     "SoloGroup",
     "StaleVersion",
     "Survey",
+    "Target",
     "TcpGroup",
     "UnexpectedFiles",
     "Verify",
@@ -113,6 +123,7 @@ __all__ = [
     "VolumeError",
     "VolumeFull",
     "VolumeUnavailable",
+    "adopt",
     "begin",
     "can_load",
     "catalogue",
@@ -127,6 +138,8 @@ __all__ = [
     "open_named",
     "pin",
     "plan_garbage",
+    "pull",
+    "push",
     "remove",
     "remove_named",
     "resume",
@@ -143,13 +156,19 @@ _LATER = {
     "Collected": "gc",
     "Decision": "retention",
     "Fit": "fit",
+    "FsspecVolume": "volumes.fsspec",
     "Latest": "restore",
     "Lease": "leases",
+    "ModalVolume": "volumes.modal",
     "Pending": "asynchronous",
+    "Progress": "transfer",
     "Retention": "retention",
+    "SharedVolume": "volumes.shared",
     "Skipped": "restore",
+    "Target": "exchange",
     "TcpGroup": "groups.tcp",
     "Verify": "verify",
+    "adopt": "exchange",
     "can_load": "fit",
     "collect_garbage": "gc",
     "expiry": "ttl",
@@ -160,6 +179,8 @@ _LATER = {
     "open_named": "restore",
     "pin": "pins",
     "plan_garbage": "gc",
+    "pull": "exchange",
+    "push": "exchange",
     "resume": "restore",
     "set_expiry": "ttl",
     "tcp_group": "groups.tcp",
