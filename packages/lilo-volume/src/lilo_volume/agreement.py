@@ -59,6 +59,8 @@ def _attempted(
     try:
         return action(), None, None
     except VolumeError as error:
+        # Errors of the medium do not say who met them.
+        error.add_note(f"at rank {group.rank} on node {node}")
         return None, error, error.__cause__
     except Exception as error:
         return None, RankFailed(label, group.rank, node, f"{type(error).__name__}: {error}"), error

@@ -31,6 +31,7 @@ from lilo_volume.files import make_folders, write_durably
 from lilo_volume.group import Group
 from lilo_volume.manifest import RECORD_NAME, attempt_folder, name_folder
 from lilo_volume.node import Identity, NamedGroup, identify, identity_fault, is_leader, table
+from lilo_volume.patient import PatientVolume
 from lilo_volume.publication import Publication
 from lilo_volume.record import encode_record
 from lilo_volume.scan import scan
@@ -79,6 +80,7 @@ def open_attempt(
     label, steps = label_of(wanted), Steps(on_step)
     identities = _introduced(volume, group, label, steps, node=node, timeout_s=timeout_s)
     assert volume is not None, "ranks without one were refused"
+    volume = PatientVolume(volume)
     nodes = tuple(identity.node for identity in identities)
     named = NamedGroup(group, nodes)
     opening = _Opening(volume, steps, len(nodes), overwrite=overwrite or retry)
@@ -160,7 +162,7 @@ class _Opening:
         try:
             self._put(publication, record)
         except Exception:
-            clear_view(self._volume, publication)
+            clear_view(self._volume, publication, note_too=True)
             with contextlib.suppress(VolumeError):
                 remove_committed_attempt(self._volume, publication)
             raise

@@ -73,16 +73,20 @@ class Faults:
         """Let each of `faults` happen; `stop` ends the rank."""
         self._left = {fault: fault.times for fault in faults}
         self._stop = stop
+        self._stopped = False
         self.seen: list[str] = []
         """Every step, each time it was begun."""
         self.struck: list[str] = []
         """The steps at which a fault happened."""
 
     def before(self, step: str) -> None:
-        """Stop or raise, if a fault says so."""
+        """Stop or raise, if a fault says so; who has stopped stops again at whatever it would do to clean up."""
+        if self._stopped:
+            self._stop()
         self.seen.append(step)
         for fault in self._due(step, "stop"):
             self._strike(fault, step)
+            self._stopped = True
             self._stop()
         for fault in self._due(step, "raise"):
             self._strike(fault, step)

@@ -41,9 +41,9 @@ from lilo_volume.log import warn
 T = TypeVar("T")
 TRIES = 3
 """Every step may be repeated; more tries than this hide an outage."""
-FIRST_DELAY_S = 0.01
+FIRST_DELAY_S = 0.005
 """Before the second try; a client of a remote medium does its own, longer ones."""
-_DELAY_GROWTH = 10
+_DELAY_GROWTH = 4
 
 
 @runtime_checkable
@@ -72,13 +72,16 @@ class Steps:
     @contextlib.contextmanager
     def named(self, step: str) -> Generator[None]:
         """Tell of `step` before and after the block."""
-        if isinstance(self.observer, StepObserver):
-            self.observer.before(step)
-        elif self.observer is not None:
-            self.observer(step)
-        yield
-        if isinstance(self.observer, StepObserver):
-            self.observer.after(step)
+        observer = self.observer
+        if observer is None:
+            yield
+        elif isinstance(observer, StepObserver):
+            observer.before(step)
+            yield
+            observer.after(step)
+        else:
+            observer(step)
+            yield
 
     def retried(self, step: str, action: Callable[[], T]) -> T:
         """Take `step`, again if the medium is busy or does not answer.

@@ -18,7 +18,7 @@ from lilo_volume.testing.emulator.container import Container
 from lilo_volume.testing.emulator.medium import FolderMedium, MemoryMedium
 from lilo_volume.testing.emulator.modes import Modes
 from lilo_volume.testing.emulator.server import Server
-from lilo_volume.testing.emulator.volume import EmulatedVolume
+from lilo_volume.testing.emulator.volume import EmulatedVolume, OutsideVolume
 
 _DIRECTORY = "containers"
 
@@ -43,12 +43,14 @@ class Emulator:
             table.setdefault("id", 0)
         self.server = self._server()
 
-    def mount(self, name: str = "ta", *, lag_s: float = 0.0) -> Container:
-        """Start a container; its identity is new each time (R22)."""
+    def mount(
+        self, name: str = "ta", *, lag_s: float = 0.0, modes: Modes | None = None
+    ) -> Container:
+        """Start a container; its identity is new each time (R22). `modes` are for this container alone."""
         task_id = f"{name}-{os.urandom(4).hex()}"
         with self._medium.locked(_DIRECTORY) as table:
             table[task_id] = [True, lag_s]
-        container = self._container(task_id, lag_s)
+        container = self._container(task_id, lag_s, modes)
         container.mount()
         return container
 
@@ -70,6 +72,10 @@ class Emulator:
         """The volume as code inside `container` has it."""
         return EmulatedVolume(container, evict=self.evict, version=self.modes.version)
 
+    def outside(self) -> OutsideVolume:
+        """The volume as a client has it that mounts nothing."""
+        return OutsideVolume(self.server, self._folder / "nowhere")
+
     def recreate(self) -> None:
         """Delete the volume and make a new one of the same name: who mounted the old one keeps it (R22)."""
         with self._medium.locked("volume") as table:
@@ -88,11 +94,11 @@ class Emulator:
         with self._medium.locked("volume") as table:
             return Server(self._medium, self.modes, str(table["id"]))
 
-    def _container(self, task_id: str, lag_s: float) -> Container:
+    def _container(self, task_id: str, lag_s: float, modes: Modes | None = None) -> Container:
         return Container(
             self._medium,
             self.server,
-            self.modes,
+            modes or self.modes,
             task_id,
             self._folder / _DIRECTORY / task_id,
             shared=self._shared,

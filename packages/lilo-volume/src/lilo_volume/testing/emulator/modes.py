@@ -75,13 +75,15 @@ def pairwise(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """Few combinations, in which every two values of two axes meet at least once. Greedy, deterministic."""
     names = list(axes)
     candidates = list(itertools.product(*(range(len(axes[name])) for name in names)))
-    left = set[_Pair]().union(*(_pairs(row) for row in candidates))
+    pairs = [_pairs(row) for row in candidates]
+    left = set[_Pair]().union(*pairs)
     rows: list[dict[str, Any]] = []
     while left:
-        gains = [len(_pairs(row) & left) for row in candidates]
-        best = candidates[gains.index(max(gains))]
-        left -= _pairs(best)
-        rows.append({name: axes[name][index] for name, index in zip(names, best, strict=True)})
+        gains = [len(some & left) for some in pairs]
+        best = gains.index(max(gains))
+        left -= pairs[best]
+        row = candidates[best]
+        rows.append({name: axes[name][index] for name, index in zip(names, row, strict=True)})
     return rows
 
 

@@ -48,7 +48,7 @@ class Server:
         self._delay()
         with self._medium.locked(self._table) as table:
             self._check_room(table, changes)
-            gone = [path for path, _ in changes if path in table]
+            gone = [path for path, put in changes if put is None and path in table]
             for path, put in changes:
                 if put is None:
                     table.pop(path, None)
@@ -58,7 +58,7 @@ class Server:
             self._removed.extend(gone)
 
     def take_removed(self) -> list[str]:
-        """Paths that were removed or replaced since the last call, for views whose reads then fail (R18)."""
+        """Paths that were removed since the last call, for views whose reads then fail (R18)."""
         taken, self._removed = self._removed, []
         return taken
 
@@ -150,7 +150,6 @@ class Server:
             if stop_after is not None and stop_after < len(moves):
                 moves, error = moves[:stop_after], EmulatedFault("the copy stopped half-way")
             now = time.monotonic()
-            self._removed.extend(to for _, to in moves if to in table)
             table.update({to: [*table[source][:3], "", now] for source, to in moves})
         if error is not None:
             raise error

@@ -7,10 +7,11 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from lilo_volume.errors import VolumeUnavailable
 from lilo_volume.locks import exclusive_file
 from lilo_volume.naming import check_relative
 from lilo_volume.testing.emulator.container import Container
-from lilo_volume.testing.emulator.server import EmulatedFault
+from lilo_volume.testing.emulator.server import EmulatedFault, Server
 from lilo_volume.volume import Entry
 from lilo_volume.volumes.local import LocalVolume
 
@@ -104,3 +105,54 @@ class EmulatedVolume:
         self._evict()
         if when == "after":
             raise EmulatedFault(f"{call} {key}: no answer, after it was applied")
+
+
+class OutsideVolume:
+    """The volume as a client outside has it: the committed state, and no view (R19)."""
+
+    def __init__(self, server: Server, nowhere: Path) -> None:
+        """Made by `Emulator.outside`; `nowhere` is a folder that does not exist."""
+        self._server = server
+        self._nowhere = nowhere
+
+    @property
+    def root(self) -> Path:
+        """Where a view would be."""
+        return self._nowhere
+
+    def local_path(self, path: str) -> Path:
+        """Where `path` would be in a view."""
+        return self._nowhere / check_relative(path)
+
+    def commit(self) -> None:
+        """Refused.
+
+        Raises:
+            VolumeUnavailable: always.
+        """
+        raise VolumeUnavailable("the volume is not mounted here: there is nothing to commit")
+
+    def reload(self) -> None:
+        """Nothing to do: there is no view."""
+
+    @contextlib.contextmanager
+    def exclusive(self, path: str, *, timeout_s: float) -> Generator[None]:
+        """Holds nobody off."""
+        check_relative(path)
+        yield
+
+    def list_committed(self, prefix: str) -> list[Entry]:
+        """All files below `prefix` in the committed state."""
+        return self._server.list(prefix)
+
+    def read_committed(self, path: str) -> bytes:
+        """The bytes of one committed file."""
+        return self._server.read(path)
+
+    def copy_committed(self, sources: Sequence[str], folder: str) -> None:
+        """Copy committed files, as `cp` does."""
+        self._server.copy(sources, folder)
+
+    def remove_committed(self, path: str, *, recursive: bool = False) -> None:
+        """Remove from the committed state."""
+        self._server.remove(path, recursive=recursive)
