@@ -20,6 +20,7 @@ from lilo_definitions.fit import check_fits_model
 from lilo_definitions.gpus import GPUS, Gpu, GpuName
 from lilo_definitions.limits import Limits
 from lilo_definitions.lora import Lora
+from lilo_definitions.miles_args import miles_args
 from lilo_definitions.model import ModelSpec
 from lilo_definitions.model_config import ModelConfig, read_model_config
 from lilo_definitions.part import Part
@@ -55,6 +56,7 @@ __all__ = [
     "check_fits_model",
     "digest",
     "get",
+    "miles_args",
     "names",
     "read_model_config",
     "resolve_source",

@@ -6,6 +6,7 @@ Presentation only; `lilo_definitions` knows the answers.
 from __future__ import annotations
 
 import json
+import shlex
 from typing import Annotated, NoReturn
 
 import lilo_definitions
@@ -16,7 +17,7 @@ from rich.table import Table
 
 app = typer.Typer(
     name="definitions",
-    help="What can be trained: list the definitions, show one.",
+    help="What can be trained: list the definitions, show one, print a matched baseline.",
     no_args_is_help=True,
 )
 
@@ -74,6 +75,32 @@ def show_definition(
     console = Console(highlight=False)
     console.print(f"[bold]{definition.name}[/bold]: {definition.summary}", soft_wrap=True)
     console.print(table)
+
+
+@app.command(
+    "miles-args",
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
+def show_miles_args(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="A definition, or a YAML file.")],
+    as_json: _Json = False,
+) -> None:
+    """Print the arguments of the matched raw-Miles run, one option a line; options of your own may follow NAME."""
+    try:
+        arguments = lilo_definitions.miles_args(lilo_definitions.get(name), context.args)
+    except DefinitionError as error:
+        _fail(error)
+    if as_json:
+        print(json.dumps(arguments))
+        return
+    lines: list[str] = []
+    for argument in arguments:
+        if argument.startswith("--") or not lines:
+            lines.append(argument)
+        else:
+            lines[-1] += f" {shlex.quote(argument)}"
+    print("\n".join(lines))
 
 
 def _summary(definition: Definition) -> dict[str, object]:
