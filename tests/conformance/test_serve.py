@@ -69,6 +69,24 @@ def test_an_empty_key_file_is_refused(tmp_path):
     assert "tml-" in refused("serve", "tiny", *arguments, "--data-dir", str(tmp_path))
 
 
+def test_a_host_that_is_not_this_machine_is_named(tmp_path):
+    line = refused("serve", "tiny", "--host", "999.1.1.1", "--data-dir", str(tmp_path))
+    assert "999.1.1.1" in line
+    assert "--host" in line
+
+
+def test_records_that_are_no_database_are_named(tmp_path):
+    (tmp_path / "records.sqlite3").write_text("something else\n" * 100)
+    line = refused("serve", "tiny", "--port", "0", "--data-dir", str(tmp_path))
+    assert str(tmp_path / "records.sqlite3") in line
+
+
+def test_keys_of_a_folder_that_is_not_there_are_not_looked_for_in_a_new_one(tmp_path):
+    folder = tmp_path / "mistyped"
+    assert str(folder) in refused("keys", "list", "--data-dir", str(folder))
+    assert not folder.exists()
+
+
 def test_keys_are_made_listed_and_revoked(tmp_path):
     def run(*arguments: str) -> str:
         app = build("keys")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import stat
 
 import pytest
+import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from lilo_engine.control.records import Base, Records
-from lilo_engine.errors import NotFound
+from lilo_engine.errors import NotFound, ServerError, Unavailable
 from lilo_engine.operations.reference import CheckpointRef
 from lilo_volume import LocalVolume, SoloGroup, begin
 
@@ -117,3 +118,31 @@ async def test_a_run_of_an_earlier_server_says_that_it_ended_and_how_to_go_on(pl
     assert (await control.runs.get(model_id)).ended_s is not None
     assert (await control.runs.why_gone(model_id)).kind == "gone"
     assert await control.runs.why_gone("nobody:train:0") is None
+
+
+def test_a_file_that_is_no_database_is_named_and_kept(tmp_path):
+    (tmp_path / "records.sqlite3").write_text("something else entirely\n" * 100)
+    with pytest.raises(ServerError, match=str(tmp_path / "records.sqlite3")):
+        Records.at(tmp_path)
+    assert (tmp_path / "records.sqlite3").read_text().startswith("something else")
+
+
+def test_records_of_a_newer_version_are_refused(tmp_path):
+    records = Records.at(tmp_path)
+    with records.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = 'from-the-future'")
+    records.close()
+    with pytest.raises(ServerError, match="from-the-future"):
+        Records.at(tmp_path)
+
+
+def test_a_full_disk_is_a_reason_to_try_again(tmp_path):
+    records = Records.at(tmp_path)
+    records.now(lambda session: session.execute(sa.text("PRAGMA max_page_count = 1")))
+    with pytest.raises(Unavailable, match="full"):
+        records.now(
+            lambda session: session.execute(
+                sa.text("CREATE TABLE large AS SELECT zeroblob(1000000) AS zeros")
+            )
+        )
+    records.close()

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from lilo_engine.cli.problems import problems_in_one_line
+from lilo_engine.cli.problems import Problem, problems_in_one_line
 from lilo_engine.config import DataFolder, default_data_dir
 from lilo_engine.control.keys import Keys
 from lilo_engine.control.records import Records
@@ -29,7 +29,7 @@ def create(
 ) -> None:
     """Make a key and print it; it cannot be shown again."""
     with problems_in_one_line():
-        print(_keys(data_dir).create(name, time.time()))
+        print(_keys(data_dir, make=True).create(name, time.time()))
 
 
 @app.command("list")
@@ -51,8 +51,10 @@ def revoke(
         _keys(data_dir).revoke(key_id, time.time())
 
 
-def _keys(data_dir: Path | None) -> Keys:
+def _keys(data_dir: Path | None, *, make: bool = False) -> Keys:
     data = DataFolder(root=data_dir or default_data_dir())
+    if not make and not data.root.is_dir():
+        raise Problem(f"there is no data folder {data.root}; name the server's with --data-dir")
     data.create()
     return Keys(Records.at(data.root))
 

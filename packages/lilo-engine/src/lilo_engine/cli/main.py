@@ -101,10 +101,14 @@ def main() -> None:
         typer.echo(f"lilo: {error}", err=True)
         sys.exit(1)
     typed = sys.argv[1] if len(sys.argv) > 1 else None
-    if typed in (None, "--help"):
-        index()()
-    else:
-        build(typed)()
+    try:
+        if typed in (None, "--help"):
+            index()()
+        else:
+            build(typed)()
+    except KeyboardInterrupt:
+        # Ctrl-C while modules are still imported; a command that runs has its own way to stop.
+        sys.exit(130)
 
 
 def _nothing() -> None:

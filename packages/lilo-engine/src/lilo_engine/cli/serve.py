@@ -5,6 +5,7 @@ Prints `lilo: serving DEFINITION at URL` when a model could be created; the heal
 
 from __future__ import annotations
 
+import errno
 import signal
 import socket
 import time
@@ -157,9 +158,11 @@ def _listener(host: str, port: int) -> socket.socket:
         listener.listen(2048)
     except OSError as error:
         listener.close()
+        way = "choose another --port, or 0 for a free one"
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            way = "choose a --host that is an address of this machine"
         raise Problem(
-            f"cannot listen on {host} port {port}: {error.strerror or error}; choose another --port, "
-            "or 0 for a free one"
+            f"cannot listen on {host} port {port}: {error.strerror or error}; {way}"
         ) from error
     return listener
 

@@ -18,9 +18,13 @@ import anyio.to_thread
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
+from alembic.util import CommandError
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
+from sqlalchemy.exc import DatabaseError, OperationalError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+
+from lilo_engine.errors import ServerError, Unavailable
 
 T = TypeVar("T")
 
@@ -142,11 +146,23 @@ class Records:
 
     @classmethod
     def at(cls, data_dir: Path) -> Records:
-        """The SQLite file of a data folder, readable by its owner only, with all migrations applied."""
+        """The SQLite file of a data folder, readable by its owner only, with all migrations applied.
+
+        Raises:
+            ServerError: it is no database, or one of a newer version.
+        """
         path = data_dir / "records.sqlite3"
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         records = cls(f"sqlite:///{path}")
-        records.migrate()
+        try:
+            records.migrate()
+        except (DatabaseError, CommandError) as error:
+            records.close()
+            cause = error.orig if isinstance(error, DatabaseError) else error
+            raise ServerError(
+                f"the records {path} cannot be used: {cause}; move them away to start with new ones, "
+                "which keep every checkpoint and lose the keys"
+            ) from error
         return records
 
     def migrate(self) -> None:
@@ -158,9 +174,18 @@ class Records:
             command.upgrade(config, "head")
 
     def now(self, work: Callable[[Session], T]) -> T:
-        """Run `work` in one transaction, on this thread."""
-        with self._sessions.begin() as session:
-            return work(session)
+        """Run `work` in one transaction, on this thread.
+
+        Raises:
+            Unavailable: the database cannot be reached or written, for want of room, say.
+        """
+        try:
+            with self._sessions.begin() as session:
+                return work(session)
+        except OperationalError as error:
+            raise Unavailable(
+                f"the server's records cannot be used: {error.orig}; see to the disk of its data folder, then try again"
+            ) from error
 
     async def run(self, work: Callable[[Session], T]) -> T:
         """Run `work` in one transaction, in a worker thread."""
