@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lilo_engine.operations.datum import Datum
+from lilo_engine.operations.losses import CLIP_INPUTS, DEFAULTS
 from lilo_engine.operations.operation import AdamParams, LoraSpec, LossConfig
 
 CELLS = 16
@@ -106,7 +107,7 @@ def _loss_and_slope(
         return -float(np.sum(weights * p)), -weights
     q, a = inputs["logprobs"], inputs["advantages"]
     if loss == "dro":
-        beta = float(config.get("beta", 0.05))
+        beta = float(config.get("beta", DEFAULTS["beta"]))
         return -float(np.sum(p * a - 0.5 * beta * (p - q) ** 2)), -(a - beta * (p - q))
     if loss == "gspo":
         mask = inputs["sequence_ratio_mask"]
@@ -124,7 +125,6 @@ def _loss_and_slope(
 
 
 def _bounds(config: LossConfig, inputs: Mapping[str, Array]) -> tuple[Any, Any]:
-    """Bounds of the ratio: per token if given so, else of the config, else 0.8 and 1.2."""
-    low = inputs.get("clip_low_threshold", config.get("clip_low_threshold", 0.8))
-    high = inputs.get("clip_high_threshold", config.get("clip_high_threshold", 1.2))
+    """Bounds of the ratio: per token if given so, else of the config, else the defaults."""
+    low, high = (inputs.get(name, config.get(name, DEFAULTS[name])) for name in CLIP_INPUTS)
     return low, high

@@ -13,6 +13,11 @@ from types import MappingProxyType
 CLIP_INPUTS = ("clip_low_threshold", "clip_high_threshold")
 """The two settings of the clipped losses; as inputs they give a bound per token."""
 
+DEFAULTS: Mapping[str, float] = MappingProxyType(
+    {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2, "beta": 0.05}
+)
+"""What a setting is when a client leaves it out; those of the public SDK documentation."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:

@@ -5,7 +5,7 @@ input `advantages`, r = exp(p - q), sg() stops the gradient. All arithmetic is f
 shape, so that the sum does not depend on how a batch is cut; the gradient with respect to p comes from autograd.
 
 Clip bounds are the per-token inputs `clip_low_threshold` and `clip_high_threshold` where a datum has them, else the
-config values of the same names, else 0.8 and 1.2.
+config values of the same names, which have defaults (`lilo_engine.operations.losses`).
 
 Shapes: N tokens of a microbatch, k targets per position (1 for all but cross_entropy).
 """
@@ -18,16 +18,8 @@ from typing import TypeAlias
 
 import torch
 from lilo_engine.errors import InvalidRequest
-from lilo_engine.operations.losses import CLIP_INPUTS, LOSSES
-from lilo_engine.operations.losses import Loss as LossSpec
+from lilo_engine.operations.losses import CLIP_INPUTS, DEFAULTS, LOSSES
 from lilo_engine.operations.operation import LossConfig
-
-DEFAULTS: Mapping[str, float] = {
-    "clip_low_threshold": 0.8,
-    "clip_high_threshold": 1.2,
-    "beta": 0.05,
-}
-"""Settings that a client may leave out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +99,6 @@ class Objective:
     """A loss as one batch asks for it."""
 
     name: str
-    spec: LossSpec
-    """Which inputs it takes."""
     formula: Formula
     config: Mapping[str, float]
     """Complete: defaults filled in."""
@@ -137,7 +127,6 @@ class Objective:
                 raise InvalidRequest(f"loss {name!r}: {key} is {value!r}; expected a number")
         return cls(
             name=name,
-            spec=spec,
             formula=_FORMULAS[name],
             config={key: float(value) for key, value in config.items()},
         )

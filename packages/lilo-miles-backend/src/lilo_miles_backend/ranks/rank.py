@@ -197,7 +197,7 @@ class Rank:
 
     def _restore(self, command: Load) -> None:
         adapter = self._residents.adapter(command.model_id)
-        state = load_training(self._volume, command.source)
+        state = load_training(self._volume, command.source, with_optimizer=command.with_optimizer)
         self._residents.check_fits(command.model_id, state, str(command.source))
         adapter.restore(state, with_optimizer=command.with_optimizer)
 

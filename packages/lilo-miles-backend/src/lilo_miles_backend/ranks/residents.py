@@ -15,14 +15,13 @@ from lilo_engine.operations.operation import LoraSpec, ModelId
 from lilo_miles_backend.adapter_state import AdapterState
 from lilo_miles_backend.ranks.adapter import Adapter
 from lilo_miles_backend.ranks.lora import LoraSite
-from lilo_miles_backend.ranks.slots import Slot, SlotTable
+from lilo_miles_backend.ranks.slots import SlotTable
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Resident:
-    slot: Slot
     asked: LoraSpec
     adapter: Adapter
 
@@ -55,13 +54,13 @@ class Residents:
             return
         spec = _honoured(asked, self._definition, drawn_seed)
         sites = [site for site in self._sites if site.group in _groups(spec)]
-        slot = self._slots.take(model_id)
+        self._slots.take(model_id)
         try:
             adapter = Adapter(spec, sites, self._device)
         except BaseException:
             self._slots.free(model_id)
             raise
-        self._held[model_id] = _Resident(slot=slot, asked=asked, adapter=adapter)
+        self._held[model_id] = _Resident(asked=asked, adapter=adapter)
 
     def __contains__(self, model_id: ModelId) -> bool:
         """Whether the model is resident."""
