@@ -1,16 +1,12 @@
-"""Cutting rows into microbatches and putting results back, for any lengths; slots over any sequence of events."""
+"""Cutting rows into microbatches and putting results back, for any lengths."""
 
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lilo_engine.errors import NotFound, Saturated
-from lilo_engine.operations.operation import ModelId
 from lilo_miles_backend.ranks.microbatch import assemble, cut, in_order
 from lilo_miles_backend.ranks.rows import make_row
-from lilo_miles_backend.ranks.slots import SlotTable
 
 from tests.miles_backend import reference as ref
 
@@ -29,8 +25,7 @@ def test_every_row_is_in_one_group_and_no_group_is_over_the_limit(
 
 
 @given(LENGTHS)
-def test_the_cut_depends_on_nothing_but_the_lengths(lengths: list[int]) -> None:
-    assert cut(lengths, 64) == cut(list(lengths), 64)
+def test_rows_are_cut_longest_first_and_equal_ones_in_the_clients_order(lengths: list[int]) -> None:
     order = [index for group in cut(lengths, 64) for index in group]
     assert order == sorted(range(len(lengths)), key=lambda i: -lengths[i])
 
@@ -64,28 +59,3 @@ def test_an_input_that_only_some_rows_have_is_filled_with_its_meaning() -> None:
     inputs = assemble(rows, (0, 1)).inputs
     assert inputs["weights"][:, 0].tolist() == [1.5, 1.5, 1.5, 1.0, 1.0]
     assert np.isnan(inputs["clip_high_threshold"][3:]).all()
-
-
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 4)), max_size=40))
-def test_slots_never_share_an_index_and_generations_never_recur(
-    events: list[tuple[bool, int]],
-) -> None:
-    table, held, seen = SlotTable(3), {}, set()
-    for take, number in events:
-        model = ModelId(f"m{number}")
-        if not take:
-            table.free(model)
-            held.pop(model, None)
-        elif model in table:
-            assert table.of(model) == held[model]
-        elif len(held) == 3:
-            with pytest.raises(Saturated):
-                table.take(model)
-        else:
-            slot = table.take(model)
-            assert slot.index not in {other.index for other in held.values()}
-            assert slot.generation not in seen
-            held[model] = slot
-            seen.add(slot.generation)
-    with pytest.raises(NotFound):
-        table.of(ModelId("nobody"))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from lilo_definitions import Definition, get
-from lilo_engine.errors import CommandFailed, InvalidRequest
+from lilo_engine.errors import CommandFailed, InvalidRequest, ServerError
 from lilo_engine.sampling.engine import SamplerConfig
 from lilo_miles_backend.sampler import EmbeddedSampler
 from lilo_miles_backend.sampler.draw import Draw, draw_tokens, stream
@@ -379,7 +379,7 @@ async def test_no_more_adapters_than_the_definition_allows(definition, adapters)
     try:
         await engine.load("a", adapters["mlp"])
         await engine.load("b", adapters["mlp"])
-        with pytest.raises(Exception, match="allows 2"):
+        with pytest.raises(ServerError):
             await engine.load("c", adapters["mlp"])
         await engine.unload("a")
         await engine.load("c", adapters["mlp"])
