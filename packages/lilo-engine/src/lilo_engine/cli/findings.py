@@ -150,13 +150,13 @@ def of_sockets() -> list[Finding]:
 
 
 def _unix_socket() -> Finding:
-    """The engine reaches the trainer through a socket in the folder for temporary files."""
+    """The engine reaches the sampling process through a socket in the folder for temporary files."""
     try:
         with (
             tempfile.TemporaryDirectory(prefix="lilo-") as folder,
             socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
         ):
-            listener.bind(str(Path(folder) / "bridge.socket"))
+            listener.bind(str(Path(folder) / "s"))
             listener.listen()
     except (OSError, AttributeError) as error:
         return Finding(

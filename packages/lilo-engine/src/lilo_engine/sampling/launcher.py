@@ -2,7 +2,7 @@
 
 `ProcessSamplerLauncher` starts `host.py` as a child in a session of its own and listens for it on a Unix socket
 (mode 0600, in a private folder). The child connects when its model is loaded, so readiness is an event and no port is
-open. `MemorySamplerLauncher` is for tests. `manager.py` launches again when an engine is lost.
+open. `MemorySamplerLauncher` is for tests. `supervisor.py` launches again when an engine is lost.
 """
 
 from __future__ import annotations
