@@ -111,9 +111,14 @@ class Checkpoints:
         )
         return await self._records.run(lambda session: _entries(session, query))
 
-    async def runs_with_unnamed(self) -> list[str]:
-        """Runs that have snapshots without a name."""
-        query = sa.select(CheckpointRow.run_id).where(CheckpointRow.unnamed).distinct()
+    async def runs_with_more_unnamed_than(self, count: int) -> list[str]:
+        """Runs that have more snapshots without a name."""
+        query = (
+            sa.select(CheckpointRow.run_id)
+            .where(CheckpointRow.unnamed)
+            .group_by(CheckpointRow.run_id)
+            .having(sa.func.count() > count)
+        )
         return await self._records.run(lambda session: list(session.scalars(query)))
 
     async def expired(self, now_s: float) -> list[Entry]:

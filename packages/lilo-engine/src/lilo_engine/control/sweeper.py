@@ -73,16 +73,18 @@ class Sweeper:
         for entry in await self._control.checkpoints.expired(now_s):
             _log.info("%s reached the end of its lifetime", entry.ref)
             await self._delete(entry.ref)
-        for run_id in await self._control.checkpoints.runs_with_unnamed():
-            await self._drop_old_snapshots(run_id)
+        kept = self._settings.unnamed_versions
+        followed = self._control.sampling_sessions.followed()
+        for run_id in await self._control.checkpoints.runs_with_more_unnamed_than(kept):
+            await self._drop_old_snapshots(run_id, followed)
         await self._control.sessions.flush()
         await self._control.runs.flush()
         await self._control.keys.look_again(now_s)
 
-    async def _drop_old_snapshots(self, run_id: str) -> None:
+    async def _drop_old_snapshots(self, run_id: str, followed: set[CheckpointRef]) -> None:
         entries = await self._control.checkpoints.unnamed_of(run_id)
         old = entries[self._settings.unnamed_versions :]
-        in_use, followed = self._in_use(), self._control.sampling_sessions.followed()
+        in_use = self._in_use()
         for entry in old:
             if target_of(entry).name not in in_use and entry.ref not in followed:
                 _log.info("%s is no longer among the newest snapshots of its run", entry.ref)
