@@ -43,8 +43,8 @@ def deploy(
 ) -> None:
     """Rent machines for a definition; --dry-run prints what would be created."""
     with problems_in_one_line():
-        _check_wheels(wheels)
         planned = plan(get(definition), wheels=str(wheels) if wheels else None, python=python)
+        _check_wheels(planned, wheels)
         if as_json:
             print(json.dumps(_as_json(planned), indent=2))
         else:
@@ -73,9 +73,14 @@ def _create(planned: Deployment, run: str | None) -> None:
         )
 
 
-def _check_wheels(folder: Path | None) -> None:
-    if folder is not None and not list(folder.glob("lilo_engine-*.whl")):
-        raise Problem(f"{folder} holds no wheel of lilo-engine; make build writes them to dist/")
+def _check_wheels(planned: Deployment, folder: Path | None) -> None:
+    if folder is None:
+        return
+    missing = [
+        own.wheel for own in planned.trainer.image.ours if not (folder / own.wheel).is_file()
+    ]
+    if missing:
+        raise Problem(f"{folder} has no {', '.join(missing)}; `make build` writes wheels to dist/")
 
 
 def _as_json(planned: Deployment) -> dict[str, object]:
@@ -140,8 +145,13 @@ def _rows(function: FunctionPlan) -> list[tuple[str, str]]:
     if function.max_inputs is not None:
         rows.append(("inputs", f"aims at {function.target_inputs}, takes {function.max_inputs}"))
     image = function.image
+    packages = [*image.packages, *(own.requirement for own in image.ours)]
+    where = f", ours from {image.wheels}" if image.wheels else ""
     rows.append(
-        ("image", f"{image.base or 'Debian'}, Python {image.python}: {', '.join(image.packages)}")
+        (
+            "image",
+            f"{image.base or 'Debian'}, Python {image.python}: {', '.join(packages)}{where}",
+        )
     )
     rows += [
         (mount.path, f"{mount.volume}{' (read-only)' * mount.read_only}")

@@ -6,7 +6,7 @@
 Nothing here imports the provider's client before it is needed.
 """
 
-from lilo_engine.deploy.deployment import Deployment, FunctionPlan, ImagePlan, Mount, plan
+from lilo_engine.deploy.deployment import Deployment, FunctionPlan, ImagePlan, Mount, Own, plan
 from lilo_engine.deploy.prices import Cost
 
-__all__ = ["Cost", "Deployment", "FunctionPlan", "ImagePlan", "Mount", "plan"]
+__all__ = ["Cost", "Deployment", "FunctionPlan", "ImagePlan", "Mount", "Own", "plan"]

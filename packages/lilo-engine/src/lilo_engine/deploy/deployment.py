@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 from lilo_definitions import Definition, GpuName, Pool, canonical_json, digest
 
@@ -19,6 +19,7 @@ from lilo_engine.errors import InvalidRequest
 
 GPUS_PER_HOST = 8
 """A container of a cluster takes a whole host."""
+ENGINE, BACKEND = "lilo-engine", "lilo-miles-backend"
 RETRIES = 3
 """Of a trainer call that failed: it goes on from the newest verified state, so that another try loses little."""
 FOREVER_S = 24 * 3600
@@ -37,6 +38,33 @@ class Mount:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Own:
+    """One of our packages in an image."""
+
+    name: str
+    version: str
+    extra: str = ""
+
+    @property
+    def requirement(self) -> str:
+        """For an index."""
+        return f"{self.name}{self._extra}=={self.version}"
+
+    @property
+    def wheel(self) -> str:
+        """Name of its wheel."""
+        return f"{self.name.replace('-', '_')}-{self.version}-py3-none-any.whl"
+
+    def in_folder(self, folder: str) -> str:
+        """For an installer, its wheel in a folder."""
+        return f"{folder}/{self.wheel}{self._extra}"
+
+    @property
+    def _extra(self) -> str:
+        return f"[{self.extra}]" if self.extra else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ImagePlan:
     """What a container image is made of."""
 
@@ -44,9 +72,11 @@ class ImagePlan:
     """Image of a registry; None: the provider's small Debian."""
     python: str
     packages: tuple[str, ...]
-    """Requirements, installed in this order."""
+    """Requirements of other people's packages, installed first."""
+    ours: tuple[Own, ...]
+    """Our packages, at the versions that are installed where the command was typed."""
     wheels: str | None = None
-    """Folder with wheels of our packages; None: they come from the index."""
+    """Folder with the wheels of ours; None: they come from the index."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +202,6 @@ def _check(definition: Definition) -> None:
 
 def _trainer(definition: Definition, wheels: str | None, python: str) -> FunctionPlan:
     topology, rented, limits = definition.topology, definition.deployment, definition.limits
-    own = (_released("lilo-engine", "modal"), _released("lilo-miles-backend"))
     mounts = [
         Mount(path=places.MODELS_MOUNT, volume=rented.models_volume, read_only=True),
         Mount(path=places.CHECKPOINTS_MOUNT, volume=rented.checkpoints_volume),
@@ -184,7 +213,13 @@ def _trainer(definition: Definition, wheels: str | None, python: str) -> Functio
     return FunctionPlan(
         name="trainer",
         body="trainer",
-        image=ImagePlan(base=None, python=python, packages=own, wheels=wheels),
+        image=ImagePlan(
+            base=None,
+            python=python,
+            packages=(),
+            ours=(*_ours("modal"), Own(name=BACKEND, version=_version(BACKEND))),
+            wheels=wheels,
+        ),
         gpu=topology.gpu,
         num_gpus=topology.gpus_per_node,
         cpus=rented.cpus_per_node,
@@ -242,7 +277,8 @@ def _sampler(
         image=ImagePlan(
             base="nvidia/cuda:12.9.1-devel-ubuntu24.04",
             python=python,
-            packages=(pool.package_of(definition), _released("lilo-engine")),
+            packages=(pool.package_of(definition),),
+            ours=_ours(""),
             wheels=wheels,
         ),
         gpu=replicas.gpu,
@@ -271,14 +307,19 @@ def _sampler(
     )
 
 
-def _released(name: str, extra: str = "") -> str:
-    """The requirement of one of our packages, at the version that is installed where the command was typed."""
-    written = f"{name}[{extra}]" if extra else name
+def _ours(extra: str) -> tuple[Own, ...]:
+    """The engine and what it needs of ours."""
+    needed = ("lilo-volume", "lilo-definitions")
+    own = tuple(Own(name=name, version=_version(name)) for name in needed)
+    return (*own, Own(name=ENGINE, version=_version(ENGINE), extra=extra))
+
+
+def _version(name: str) -> str:
+    """Of a package; where a planner has no trainer installed, the engine's, which is released in step."""
     try:
-        return f"{written}=={version(name)}"
-    except ModuleNotFoundError:
-        # A planner without the trainer installed; the engine is, and both are released in step by minor version.
-        return f"{written}>={version('lilo-engine')}"
+        return version(name)
+    except PackageNotFoundError:
+        return version(ENGINE)
 
 
 def _cost(definition: Definition, trainer: FunctionPlan, sampler: FunctionPlan | None) -> Cost:

@@ -93,12 +93,15 @@ def image_of(plan: ImagePlan) -> modal.Image:
         image = modal.Image.debian_slim(python_version=plan.python)
     else:
         image = _client.Image.from_registry(plan.base, add_python=plan.python)
-    links = ""
-    if plan.wheels is not None:
-        # Copied into the image, since what follows installs from it.
-        image = image.add_local_dir(plan.wheels, _WHEELS, copy=True)
-        links = f"--find-links {_WHEELS}"
-    return image.pip_install(*plan.packages, extra_options=links)
+    if plan.packages:
+        image = image.pip_install(*plan.packages)
+    if plan.wheels is None:
+        return image.pip_install(*(own.requirement for own in plan.ours))
+    # The files themselves, so that no package of the same name comes from an index; copied, since the next step of
+    # the image reads them.
+    files = " ".join(f"'{own.in_folder(_WHEELS)}'" for own in plan.ours)
+    image = image.add_local_dir(plan.wheels, _WHEELS, copy=True)
+    return image.run_commands(f"python -m pip install {files}")
 
 
 def _function(app: modal.App, plan: FunctionPlan) -> modal.Function[..., Any, Any]:
