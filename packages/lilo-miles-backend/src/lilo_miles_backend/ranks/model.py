@@ -86,15 +86,21 @@ class BaseModel:
 
 
 def _check_fits(definition: Definition, shape: ModelShape, folder: Path) -> None:
+    model, positions = definition.model, shape.max_position_embeddings
+    equal = (
+        ("model.family", model.family, shape.model_type),
+        ("model.vocab_size", model.vocab_size, shape.vocab_size),
+    )
     wrong = [
         f"{name} is {ours} in the definition and {theirs} in {folder / 'config.json'}"
-        for name, ours, theirs in (("vocab_size", definition.model.vocab_size, shape.vocab_size),)
+        for name, ours, theirs in equal
         if ours != theirs
     ]
-    if definition.context > shape.max_position_embeddings:
-        wrong.append(
-            f"context {definition.context} is over the model's {shape.max_position_embeddings} positions"
-        )
+    wrong += [
+        f"{name} {tokens} is over the model's {positions} positions"
+        for name, tokens in (("model.context", model.context), ("context", definition.context))
+        if tokens > positions
+    ]
     if wrong:
         raise InvalidRequest(f"definition {definition.name!r} does not fit: {'; '.join(wrong)}")
 
