@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 import warnings
+from contextlib import asynccontextmanager
 
 import anyio
 import numpy as np
@@ -19,7 +20,7 @@ from lilo_miles_backend.sampler.draw import Draw, draw_tokens, stream
 from safetensors.torch import load_file, save_file
 
 from tests.sampling.conftest import embedded_engine
-from tests.sampling.words import EOS, all_tokens, floats, request, tokens
+from tests.sampling.words import EOS, all_tokens, floats, request, tokens, with_sampler
 
 pytestmark = pytest.mark.anyio
 
@@ -33,6 +34,14 @@ async def sampler(definition, adapters, tmp_path_factory):
         for name, folder in adapters.items():
             await engine.load(name, folder)
         yield engine
+
+
+@asynccontextmanager
+async def engine_with(definition, **changes):
+    """A fresh engine of the definition with some settings of its sampler changed."""
+    async with embedded_engine(with_sampler(definition, **changes), None) as engine:
+        with anyio.fail_after(30):
+            yield engine
 
 
 @pytest.fixture(scope="module")
@@ -187,65 +196,44 @@ async def test_unloading_does_not_change_a_request_that_runs(sampler, adapters):
 
 
 async def test_more_samples_than_rows_run_in_waves(definition):
-    narrow = definition.model_copy(
-        update={"sampler": definition.sampler.model_copy(update={"sequences": 3})}
-    )
-    engine = EmbeddedSampler(SamplerConfig(definition=narrow))
-    try:
-        with anyio.fail_after(30):
-            result = await engine.sample(request([65], n=10, seed=0, temperature=2.0))
+    async with engine_with(definition, sequences=3) as engine:
+        result = await engine.sample(request([65], n=10, seed=0, temperature=2.0))
         alone = await engine.sample(request([65], seed=9, temperature=2.0))
-        assert len(result.sequences) == 10
-        assert all_tokens(alone) == all_tokens(result)[9:]
-    finally:
-        await engine.close()
+    assert len(result.sequences) == 10
+    assert all_tokens(alone) == all_tokens(result)[9:]
+
+
+async def order_of_finishing(engine, first, *later):
+    """Names of the requests (name, fields) as they finished; the later ones are sent once the first one runs."""
+    finished = []
+
+    async def run(name, fields):
+        await engine.sample(request(request_id=name, **fields))
+        finished.append(name)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run, *first)
+        while not (await engine.health()).running:
+            await anyio.lowlevel.checkpoint()
+        for one in later:
+            tasks.start_soon(run, *one)
+    return finished
+
+
+SCORE = ("score", {"max_tokens": 1, "prompt_logprobs": True})
 
 
 async def test_scoring_is_not_held_up_by_full_rows(definition):
-    narrow = definition.model_copy(
-        update={"sampler": definition.sampler.model_copy(update={"sequences": 1})}
-    )
-    engine = EmbeddedSampler(SamplerConfig(definition=narrow))
-    finished = []
-
-    async def run(name, **keywords):
-        await engine.sample(request(request_id=name, **keywords))
-        finished.append(name)
-
-    try:
-        with anyio.fail_after(30):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(lambda: run("long", max_tokens=400))
-                while not (await engine.health()).running:
-                    await anyio.lowlevel.checkpoint()
-                tasks.start_soon(lambda: run("score", max_tokens=1, prompt_logprobs=True))
-        assert finished == ["score", "long"]
-    finally:
-        await engine.close()
+    async with engine_with(definition, sequences=1) as engine:
+        finished = await order_of_finishing(engine, ("long", {"max_tokens": 400}), SCORE)
+    assert finished == ["score", "long"]
 
 
 async def test_a_request_of_many_samples_leaves_rows_for_others(definition):
-    narrow = definition.model_copy(
-        update={"sampler": definition.sampler.model_copy(update={"sequences": 4})}
-    )
-    engine = EmbeddedSampler(SamplerConfig(definition=narrow))
-    finished = []
-
-    async def run(name, **keywords):
-        await engine.sample(request(request_id=name, **keywords))
-        finished.append(name)
-
-    try:
-        with anyio.fail_after(30):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(lambda: run("many", n=40, max_tokens=50))
-                while not (await engine.health()).running:
-                    await anyio.lowlevel.checkpoint()
-                tasks.start_soon(lambda: run("few", n=2, max_tokens=50))
-                tasks.start_soon(lambda: run("score", max_tokens=1, prompt_logprobs=True))
-        assert finished == ["score", "few", "many"]
-    finally:
-        await engine.close()
+    many, few = ("many", {"n": 40, "max_tokens": 50}), ("few", {"n": 2, "max_tokens": 50})
+    async with engine_with(definition, sequences=4) as engine:
+        finished = await order_of_finishing(engine, many, few, SCORE)
+    assert finished == ["score", "few", "many"]
 
 
 async def test_a_long_prompt_is_computed_in_pieces_with_the_same_numbers(
@@ -372,19 +360,13 @@ async def test_an_adapter_that_overflows_fails_its_own_requests_only(embedded, a
 
 
 async def test_no_more_adapters_than_the_definition_allows(definition, adapters):
-    small = definition.model_copy(
-        update={"sampler": definition.sampler.model_copy(update={"max_adapters": 2})}
-    )
-    engine = EmbeddedSampler(SamplerConfig(definition=small))
-    try:
+    async with engine_with(definition, max_adapters=2) as engine:
         await engine.load("a", adapters["mlp"])
         await engine.load("b", adapters["mlp"])
         with pytest.raises(ServerError):
             await engine.load("c", adapters["mlp"])
         await engine.unload("a")
         await engine.load("c", adapters["mlp"])
-    finally:
-        await engine.close()
 
 
 def test_a_definition_that_disagrees_with_its_model_is_refused(definition: Definition):

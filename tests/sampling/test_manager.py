@@ -18,7 +18,7 @@ from lilo_engine.sampling.manager import SamplingManager
 from lilo_engine.sampling.residents import AdapterVersion
 from lilo_engine.sampling.supervisor import Supervisor
 
-from tests.sampling.words import all_tokens, floats, request
+from tests.sampling.words import all_tokens, floats, request, with_sampler
 
 pytestmark = pytest.mark.anyio
 
@@ -42,10 +42,6 @@ async def running(definition, launcher, **options):
 async def manager(definition):
     async with running(definition, MemorySamplerLauncher(definition)) as manager:
         yield manager
-
-
-def with_sampler(definition, **changes):
-    return definition.model_copy(update={"sampler": definition.sampler.model_copy(update=changes)})
 
 
 def submit(manager, seq_id, *, session_id="s", fingerprint="f", adapter=None, **keywords):

@@ -44,3 +44,8 @@ def floats(data: bytes) -> np.ndarray:
 
 def all_tokens(result) -> list[list[int]]:
     return [tokens(sequence) for sequence in result.sequences]
+
+
+def with_sampler(definition, **changes):
+    """The definition with some settings of its sampler changed."""
+    return definition.model_copy(update={"sampler": definition.sampler.model_copy(update=changes)})
