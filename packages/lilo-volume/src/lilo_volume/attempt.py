@@ -15,7 +15,7 @@ from typing import Self
 
 from lilo_volume.begin import DEFAULT_TIMEOUT_S, Beginning, open_attempt
 from lilo_volume.checkpoint import Checkpoint
-from lilo_volume.copying import CopyInstall, read_report, remove_source
+from lilo_volume.copying import CopyInstall, clear_source, read_report
 from lilo_volume.digest import best_algorithm, new_hasher
 from lilo_volume.errors import InvalidPath, PublishRefused, VolumeError
 from lilo_volume.files import DigestingFile, flush_folder, make_folders
@@ -216,7 +216,7 @@ class Attempt:
         Give the framework a folder inside `folder`, so that what a crash leaves is collected with the attempt.
 
         Args:
-            source: the folder, relative to the volume's root; removed once they are published.
+            source: the folder, relative to the volume's root; removed once its files were copied.
             files: what this rank wrote below it. None: one rank per node tells all that its view shows.
             shards: pattern of names of which every rank writes at least one; fewer than ranks are refused.
             expected: as in `publish`, relative to `source`.
@@ -225,7 +225,7 @@ class Attempt:
             lineage: as in `publish`.
 
         Raises:
-            PublishRefused, OutcomeUnknown, GroupTimeout: as in `publish`; the source is left.
+            PublishRefused, OutcomeUnknown, GroupTimeout: as in `publish`; the source may be gone.
         """
         if self._published is not None:
             return self._published
@@ -235,7 +235,7 @@ class Attempt:
         self._published = self._end(
             report, layout or {}, metadata or {}, lineage or {}, install=install
         )
-        remove_source(self._publisher, source)
+        clear_source(self._publisher, source)
         return self._published
 
     def abandon(self, cause: str = "it was abandoned") -> None:

@@ -11,7 +11,6 @@ place (`Attempt.create`) where you can. Called by `Attempt.publish_from`.
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
 import itertools
 import os
@@ -69,7 +68,7 @@ class CopyInstall:
     shards: str
     """Pattern of the names of those files of which every rank writes at least one."""
 
-    def __call__(self, reports: list[Report], files: tuple[FileEntry, ...]) -> None:
+    def bring(self, reports: list[Report], files: tuple[FileEntry, ...]) -> None:
         """Guard, copy, commit; what arrived is checked by the caller.
 
         Raises:
@@ -96,6 +95,16 @@ class CopyInstall:
             )
         for folder in placeholders:
             _remove_file(publisher.volume, f"{target}/{folder}/{_PLACE_HOLDER}")
+
+    def tidy(self) -> None:
+        """Remove the source from the committed state; never raises for that."""
+        volume = self.publisher.volume
+        try:
+            self.publisher.steps.retried(
+                "remove source", lambda: _remove_folder(volume, self.source)
+            )
+        except Exception as error:  # two copies are no reason to refuse
+            warn("%s was copied, and is left: %s", self.source, error)
 
     def _committed(self) -> dict[str, int]:
         """Sizes of all files below the source, at any depth, by path."""
@@ -141,22 +150,14 @@ class CopyInstall:
             _made(volume, f"{target}/{folder}/{_PLACE_HOLDER}").write_bytes(b"\n")
 
 
-def remove_source(publisher: Publisher, source: str) -> None:
-    """After a publication, on every rank: what was copied from goes, first from every view. Never raises for that."""
-    volume, steps = publisher.volume, publisher.steps
+def clear_source(publisher: Publisher, source: str) -> None:
+    """After a publication, on every rank: what was copied goes from every view. Never raises for that."""
     try:
         if is_leader(publisher.nodes, publisher.group.rank):
-            # Nodes of a shared directory have one view: another one may have been quicker.
-            with steps.named("clear source"), contextlib.suppress(FileNotFoundError):
-                remove_tree(volume.local_path(source))
-    except Exception as error:  # the other ranks wait for this one
-        warn("%s was copied, and is left in its view: %s", source, error)
-    try:
-        publisher.group.barrier(timeout_s=publisher.timeout_s, step="clear source")
-        if publisher.group.rank == 0:
-            steps.retried("remove source", lambda: _remove_folder(volume, source))
+            with publisher.steps.named("clear source"):
+                remove_tree(publisher.volume.local_path(source))
     except Exception as error:  # the checkpoint is published: nothing may be refused from here on
-        warn("%s was copied, and is left: %s", source, error)
+        warn("%s was copied, and is left in a view: %s", source, error)
 
 
 def _files_below(folder: Path) -> Iterable[str]:

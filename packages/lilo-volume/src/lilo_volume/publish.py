@@ -16,9 +16,9 @@ from __future__ import annotations
 import importlib
 import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol
 
 from lilo_volume.agreement import decided_by_rank_zero
 from lilo_volume.begin import Beginning
@@ -72,8 +72,16 @@ class _Notes:
     lineage: Mapping[str, str]
 
 
-Install: TypeAlias = Callable[[list[Report], tuple[FileEntry, ...]], None]
-"""Rank 0, between commit and check: brings files that were written elsewhere into the attempt's folder."""
+class Install(Protocol):
+    """Rank 0 brings files that were written elsewhere into the attempt's folder."""
+
+    def bring(self, reports: list[Report], files: tuple[FileEntry, ...]) -> None:
+        """Between commit and check."""
+        ...
+
+    def tidy(self) -> None:
+        """Between check and manifest, so that no crash leaves two copies in a published checkpoint."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,8 +195,10 @@ class Publisher:
         reports = reports if install is None else without_repeats(reports)
         files = checked_files(self.label, self.nodes, reports)
         if install is not None:
-            install(reports, files)
+            self._bring(install, reports, files, commits)
         self._check_committed(files, reports, commits)
+        if install is not None:
+            install.tidy()
         with self.volume.exclusive(home, timeout_s=self.timeout_s):
             older = self.steps.retried("look", lambda: self._published(home))
             manifest = self._manifest(files, reports, notes, _later_than(older))
@@ -199,6 +209,21 @@ class Publisher:
             send_manifest(self.volume, self.publication, data, self.steps)
             self._finish(older)
         return manifest
+
+    def _bring(
+        self,
+        install: Install,
+        reports: list[Report],
+        files: tuple[FileEntry, ...],
+        commits: list[str | None],
+    ) -> None:
+        try:
+            install.bring(reports, files)
+        except PublishRefused as error:
+            for rank, failure in enumerate(commits):
+                if failure is not None:
+                    raise RankFailed(self.label, rank, self.nodes[rank], failure) from error
+            raise
 
     def _check_committed(
         self, files: tuple[FileEntry, ...], reports: list[Report], commits: list[str | None]

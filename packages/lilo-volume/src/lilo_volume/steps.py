@@ -17,6 +17,7 @@ For progress, and for `faults`, which stops or fails a rank at any of them. In o
     commit own        rank 0          copying mode only
     copy peers        rank 0          copying mode only: the files of other nodes, server-side
     check             rank 0          reports against the expected set and the committed state
+    remove source     rank 0          copying mode only: removes what was copied from the committed state
     manifest          rank 0          writes it into its view
     commit manifest   rank 0          from here on the checkpoint exists
     replace           rank 0          removes what is overwritten, once per attempt
@@ -24,7 +25,6 @@ For progress, and for `faults`, which stops or fails a rank at any of them. In o
     clear             a rank per node after a refusal only: removes the attempt from its view
     remove            rank 0          after a refusal only: removes it from the committed state
     clear source      a rank per node copying mode only: removes what was copied from its view
-    remove source     rank 0          copying mode only: removes it from the committed state
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from lilo_volume.log import warn
 T = TypeVar("T")
 TRIES = 3
 """Every step may be repeated; more tries than this hide an outage."""
-FIRST_DELAY_S = 0.005
+FIRST_DELAY_S = 0.001
 """Before the second try; a client of a remote medium does its own, longer ones."""
 _DELAY_GROWTH = 4
 
@@ -64,24 +64,33 @@ OnStep: TypeAlias = Callable[[str], None] | StepObserver
 
 
 @dataclass(frozen=True, slots=True)
+class _Before:
+    """A plain function as an observer."""
+
+    before: Callable[[str], None]
+
+    def after(self, step: str) -> None:
+        """Nothing."""
+
+
 class Steps:
     """Names what is done for an observer."""
 
-    observer: OnStep | None = None
+    def __init__(self, observer: OnStep | None = None) -> None:
+        """Tell `observer`, if there is one."""
+        if observer is None or isinstance(observer, StepObserver):
+            self._observer = observer
+        else:
+            self._observer = _Before(observer)
 
     @contextlib.contextmanager
     def named(self, step: str) -> Generator[None]:
         """Tell of `step` before and after the block."""
-        observer = self.observer
-        if observer is None:
-            yield
-        elif isinstance(observer, StepObserver):
-            observer.before(step)
-            yield
-            observer.after(step)
-        else:
-            observer(step)
-            yield
+        if self._observer is not None:
+            self._observer.before(step)
+        yield
+        if self._observer is not None:
+            self._observer.after(step)
 
     def retried(self, step: str, action: Callable[[], T]) -> T:
         """Take `step`, again if the medium is busy or does not answer.

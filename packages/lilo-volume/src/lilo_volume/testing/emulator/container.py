@@ -187,7 +187,8 @@ class Container:
             return "none", 0
         name = f"{call} {key}"
         state["tried"][name] = not state["tried"].get(name, False)
-        return (self._modes.rpc_faults, 1) if state["tried"][name] else ("none", 0)
+        half_way = 1 if self._modes.commit_order == "sorted" else self._random.randint(1, 5)
+        return (self._modes.rpc_faults, half_way) if state["tried"][name] else ("none", 0)
 
     def _changes(self, state: Table) -> tuple[list[tuple[str, Put | None]], dict[str, Seen]]:
         """What a commit would send, and what the view holds."""
@@ -204,7 +205,9 @@ class Container:
                 raise InvalidPath(f"{path!r} is a hard link, which version 1 of a volume has not")
             changes.append((path, Put(now.kind, view.read(self._root, path, now))))
         changes.extend((path, None) for path in base if path not in seen)
-        changes.sort(key=lambda change: change[0], reverse=self._modes.commit_order == "reversed")
+        changes.sort(key=lambda change: change[0])
+        if self._modes.commit_order == "shuffled":
+            self._random.shuffle(changes)
         return changes, seen
 
     def _push(self, state: Table, *, stop_after: int | None) -> None:

@@ -23,8 +23,8 @@ class Modes:
     """What a commit publishes of a file that is open for writing: nothing, or the bytes so far (R9)."""
     commit_atomic: bool = True
     """Whether a commit appears at once, or path by path (R10)."""
-    commit_order: Literal["sorted", "reversed"] = "sorted"
-    """Of the paths of a commit that is not atomic."""
+    commit_order: Literal["sorted", "shuffled"] = "sorted"
+    """Of the paths of a commit that is not atomic; shuffled by `seed`, as is where `rpc_faults="mid"` stops."""
     background: Literal["off", "random", "adversarial"] = "off"
     """Commits that nobody called for: never, at random, or before every call (R8)."""
     rpc_faults: Literal["none", "before", "after", "mid"] = "none"

@@ -13,7 +13,6 @@ from lilo_volume.naming import check_relative
 from lilo_volume.testing.emulator.container import Container
 from lilo_volume.testing.emulator.server import EmulatedFault, Server
 from lilo_volume.volume import Entry
-from lilo_volume.volumes.local import LocalVolume
 
 
 class EmulatedVolume:
@@ -24,14 +23,14 @@ class EmulatedVolume:
         self.container = container
         self._evict = evict
         self._version = version
-        self._view = LocalVolume(container.root)
+        self._root = container.root
         self._locks = container.root.parent / "locks"
         self._locks.mkdir(exist_ok=True)
 
     @property
     def root(self) -> Path:
         """Where the view is mounted."""
-        return self._view.root
+        return self._root
 
     def local_path(self, path: str) -> Path:
         """The place of `path` in the view.
@@ -39,7 +38,7 @@ class EmulatedVolume:
         Raises:
             InvalidPath: it would be outside.
         """
-        return self._view.local_path(path)
+        return self._root / check_relative(path)
 
     def commit(self) -> None:
         """Make the container's changes part of the committed state; see `Container.commit`."""
