@@ -63,11 +63,6 @@ def _where(marks: Marks, path: Path, field: problems.Path) -> str:
 
 def _read(path: Path, by_name: _ByName, chain: tuple[Path, ...]) -> _Layer:
     """Read a file and everything it extends."""
-    if path.resolve() in chain:
-        circle = " -> ".join(str(one) for one in (*chain, path))
-        raise InvalidDefinition(
-            f"{chain[-1]}: extends comes back to {path}: {circle}; break the circle"
-        )
     content, marks = read_mapping(path, _text(path))
     own = dict(content)
     base = own.pop("extends", None)
@@ -93,7 +88,13 @@ def _base(
             raise InvalidDefinition(
                 f"{where}: extends is {base!r}: there is no file {other}; it is looked for beside {path.name}"
             )
-        return _read(other, by_name, (*chain, path.resolve()))
+        chain = (*chain, path.resolve())
+        if other.resolve() in chain:
+            circle = " -> ".join(one.name for one in (*chain, other))
+            raise InvalidDefinition(
+                f"{where}: extends is {base!r}, which comes back to itself: {circle}; break the circle"
+            )
+        return _read(other, by_name, chain)
     try:
         return _Layer(content=by_name(base).model_dump(), marks={})
     except DefinitionError as error:

@@ -22,6 +22,10 @@ Marks: TypeAlias = Mapping[tuple[str | int, ...], str]
 """`FILE:LINE` of each field; `()` is the file itself."""
 
 
+_PLAIN = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null"))
+"""Kinds of values that a definition has."""
+
+
 class _Loader(yaml.SafeLoader):
     """Composes nodes; resolves plain scalars by YAML 1.2's core schema."""
 
@@ -117,7 +121,7 @@ class _Reader:
             for index, item in enumerate(items):
                 self.marks[(*at, index)] = self._line(item)
             return [self._value(item, (*at, index)) for index, item in enumerate(items)]
-        if not node.tag.startswith("tag:yaml.org,2002:"):
+        if node.tag not in _PLAIN:
             raise InvalidDefinition(
                 f"{self._line(node)}: {at[-1]} has the tag {node.tag}; write a plain value"
             )
