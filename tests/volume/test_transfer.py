@@ -195,3 +195,16 @@ def test_the_manifest_names_the_algorithm_and_what_cannot_be_computed_is_no_pass
     assert "unverifiable" in first
     assert second == "sha256"
     assert open_named(volume, "c", "k", "n", verify="full").size_bytes == 1
+
+
+def test_room_that_a_long_file_was_given_and_did_not_need_is_given_back(volume):
+    with begin(volume, SoloGroup(), collection="c", kind="k", name="n", order=1) as attempt:
+        with attempt.create("long") as file:
+            for _ in range(5):
+                file.write(b"x" * MIB)
+            file.write(b"tail")
+        found = attempt.publish()
+    place = found.folder / "long"
+    assert place.stat().st_size == 5 * MIB + 4
+    assert place.stat().st_blocks * 512 < 6 * MIB
+    assert open_named(volume, "c", "k", "n", verify="full") == found

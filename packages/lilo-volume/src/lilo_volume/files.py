@@ -14,6 +14,7 @@ from typing import Self
 from lilo_volume.digest import Hasher
 from lilo_volume.flusher import Flusher
 from lilo_volume.manifest import RECORD_NAME, FileEntry
+from lilo_volume.reserve import Reserve
 
 _BLOCK_BYTES = 512 * 1024
 """Small pieces (pickles, zip records) are gathered to one block; large ones go out in blocks of this size, which
@@ -42,6 +43,8 @@ class DigestingFile:
         `flusher` waits for the medium; without one, nobody does.
         """
         self._file = place.open("xb", buffering=0)
+        self._room = Reserve(self._file.fileno())
+        self._written = 0
         self._gathered = bytearray()
         self._path = path
         self._algorithm = algorithm
@@ -92,6 +95,7 @@ class DigestingFile:
         self._closed = True
         try:
             self.flush()
+            self._room.give_back(self._size)
         except BaseException:
             self._file.close()
             raise
@@ -110,6 +114,8 @@ class DigestingFile:
 
     def _put(self, view: memoryview) -> None:
         """Write, whole (the system may take less than it is given), and digest."""
+        self._written += view.nbytes
+        self._room.up_to(self._written)
         left = view
         while left.nbytes:
             left = left[self._file.write(left) or 0 :]
