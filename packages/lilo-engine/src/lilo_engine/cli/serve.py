@@ -10,7 +10,7 @@ import signal
 import socket
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
@@ -137,15 +137,14 @@ def _create(data: DataFolder) -> None:
         ) from error
 
 
-def _locked(data: DataFolder) -> FileLock:
-    lock = FileLock(data.lock)
+def _locked(data: DataFolder) -> AbstractContextManager[object]:
+    """The lock of the folder, held until the context ends."""
     try:
-        lock.acquire(timeout=0)
+        return FileLock(data.lock).acquire(timeout=0)
     except Timeout as error:
         raise Problem(
             f"another server uses the data folder {data.root}; stop it, or choose another with --data-dir"
         ) from error
-    return lock
 
 
 def _listener(host: str, port: int) -> socket.socket:
