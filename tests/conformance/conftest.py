@@ -52,6 +52,15 @@ class Served:
         }
         return self.finished(self.post("create_model", body)).json()["model_id"]
 
+    def sampler(self) -> str:
+        """A sampling session on the base model."""
+        body = {
+            "session_id": self.session(),
+            "sampling_session_seq_id": 0,
+            "base_model": "tiny",
+        }
+        return self.post("create_sampling_session", body).json()["sampling_session_id"]
+
     def retrieve(
         self, request_id: str, *, accept: str = PROTOBUF, **body: object
     ) -> httpx.Response:

@@ -195,15 +195,6 @@ def test_a_compressed_pass_equals_the_plain_one(served):
     assert again.json()["request_id"] == plain.json()["request_id"]
 
 
-def sampler_of(served) -> str:
-    body = {
-        "session_id": served.session(),
-        "sampling_session_seq_id": 0,
-        "base_model": "tiny",
-    }
-    return served.post("create_sampling_session", body).json()["sampling_session_id"]
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -226,7 +217,7 @@ def sampler_of(served) -> str:
 )
 def test_a_bad_sample_is_refused_and_the_sampler_goes_on(served, changes):
     good = {
-        "sampling_session_id": sampler_of(served),
+        "sampling_session_id": served.sampler(),
         "seq_id": 0,
         "num_samples": 1,
         "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}]},
@@ -323,12 +314,8 @@ def test_a_number_that_is_no_integer_is_refused_with_what_it_is(served):
 
 @pytest.mark.parametrize("token", [-1, 260, 2**40])
 def test_a_stop_token_that_cannot_be_drawn_is_refused(served, token):
-    session = served.post(
-        "create_sampling_session",
-        {"session_id": served.session(), "sampling_session_seq_id": 0, "base_model": "tiny"},
-    ).json()["sampling_session_id"]
     body = {
-        "sampling_session_id": session,
+        "sampling_session_id": served.sampler(),
         "seq_id": 0,
         "prompt": {"chunks": [{"type": "encoded_text", "tokens": [50]}]},
         "sampling_params": {"max_tokens": 4, "stop": [token]},

@@ -144,13 +144,8 @@ def test_a_heartbeat_of_an_unknown_session_is_an_error(served):
 
 
 def test_a_sample_that_is_cancelled_fails(served):
-    session_id = served.session()
-    sampler = served.post(
-        "create_sampling_session",
-        {"session_id": session_id, "sampling_session_seq_id": 0, "base_model": "tiny"},
-    ).json()["sampling_session_id"]
     body = {
-        "sampling_session_id": sampler,
+        "sampling_session_id": served.sampler(),
         "seq_id": 0,
         "num_samples": 64,
         "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1]}]},
@@ -163,12 +158,8 @@ def test_a_sample_that_is_cancelled_fails(served):
 
 
 def test_the_same_sample_sent_twice_runs_once(served):
-    sampler = served.post(
-        "create_sampling_session",
-        {"session_id": served.session(), "sampling_session_seq_id": 0, "base_model": "tiny"},
-    ).json()["sampling_session_id"]
     body = {
-        "sampling_session_id": sampler,
+        "sampling_session_id": served.sampler(),
         "seq_id": 7,
         "num_samples": 1,
         "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1]}]},
