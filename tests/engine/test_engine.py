@@ -544,3 +544,25 @@ async def test_many_waiting_clients_do_not_slow_a_heartbeat(build, running):
             rig.backend.let_go("forward_backward")
         assert len(answered) == 2048
         assert all(isinstance(state, Complete) for state in answered)
+
+
+async def test_a_model_that_ends_while_the_steps_of_others_run_holds_nobody_up(build, running):
+    """Steps of several models are one plan: one of them is unloaded while another's step runs."""
+    async with running() as rig:
+        for name in "abc":
+            await rig.create(build.model(name))
+            await rig.do(build.forward_backward(name, 1))
+        await rig.create(build.model("gate"))
+        rig.backend.hold("forward_backward")
+        rig.backend.hold("optim_step")
+        await rig.engine.submit(build.forward_backward("gate", 1))
+        await rig.reached("forward_backward")
+        steps = {name: await rig.engine.submit(build.step(name, 2)) for name in "abc"}
+        rig.backend.let_go("forward_backward")
+        await rig.reached("optim_step")
+        await rig.engine.unload(ModelId("c"), "its client left")
+        rig.backend.let_go("optim_step")
+        for name in "abc":
+            await rig.result(steps[name])
+        await rig.create(build.model("d"))
+        assert rig.backend.log[-2:] == [("unload", "c"), ("create_adapter", "d")]

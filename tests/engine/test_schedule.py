@@ -12,7 +12,7 @@ from lilo_engine.operations.reference import CheckpointRef
 from lilo_engine.schedule.coalesce import Budget
 from lilo_engine.schedule.lanes import Lanes
 from lilo_engine.schedule.order import Order
-from lilo_engine.schedule.scheduler import Scheduler
+from lilo_engine.schedule.scheduler import MAX_STEPS, Scheduler
 
 
 class Queues:
@@ -106,6 +106,20 @@ def test_a_step_ends_what_can_be_coalesced(build):
     queues = Queues()
     queues.add(build.forward_backward("a", 1), build.step("a", 2), build.forward_backward("a", 3))
     assert [queues.names() for _ in range(4)] == [["a1"], ["a2"], ["a3"], None]
+
+
+def test_steps_of_several_models_are_one_plan_and_of_one_model_never(build):
+    queues = Queues()
+    queues.add(*[build.step(m, s) for m in "abc" for s in (1, 2)])
+    assert queues.names() == ["a1", "b1", "c1"]
+    assert queues.names() == ["a2", "b2", "c2"]
+    assert queues.names() is None
+
+
+def test_a_plan_of_steps_is_bounded(build):
+    queues = Queues()
+    queues.add(*[build.step(f"m{i}", 1) for i in range(MAX_STEPS + 3)])
+    assert [len(queues.next().entries) for _ in range(2)] == [MAX_STEPS, 3]
 
 
 def test_a_gap_holds_back_only_its_own_model(build):

@@ -21,6 +21,7 @@ from lilo_engine.commands.dispatch import Dispatcher, Outcome
 from lilo_engine.commands.launcher import EXIT_NEWS_LIMIT_S, RunningBackend
 from lilo_engine.errors import BackendLost, CommandFailed, Gone, LiloError, Saturated
 from lilo_engine.journal import Journal
+from lilo_engine.operations.ledger import Entry
 from lilo_engine.operations.operation import (
     ForwardBackward,
     LoadState,
@@ -139,13 +140,14 @@ class Serving:
         _log.debug("%s lane: %s", plan.lane, plan.reason)
         operation = plan.entries[0].operation
         assert operation is not None, "what is taken has not finished"
-        model = self.work.roster.resident(operation.model_id)
+        model = self._model_of(plan.entries[0])
         match operation:
             case ForwardBackward():
                 await self._pass(dispatcher, plan)
                 return
             case OptimStep():
-                outcome = await dispatcher.step(operation, model.window)
+                await self._steps(dispatcher, plan)
+                return
             case LoadState():
                 outcome = await dispatcher.load(operation, model.window)
             case SaveState() | SaveSampler():
@@ -156,13 +158,27 @@ class Serving:
         self._settle(model, plan, 0, outcome)
         self.work.settled(model)
 
+    async def _steps(self, dispatcher: Dispatcher, plan: Plan) -> None:
+        """One after another; each client hears of its own at once."""
+        # A model may end while the steps of others run; its own still runs, since its slot is freed later.
+        models = [self._model_of(entry) for entry in plan.entries]
+        for index, (entry, model) in enumerate(zip(plan.entries, models, strict=True)):
+            assert isinstance(entry.operation, OptimStep)
+            outcome = await dispatcher.step(entry.operation, model.window)
+            self._settle(model, plan, index, outcome)
+            self.work.settled(model)
+
+    def _model_of(self, entry: Entry) -> Model:
+        assert entry.operation is not None, "what is taken has not finished"
+        return self.work.roster.resident(entry.operation.model_id)
+
     async def _pass(self, dispatcher: Dispatcher, plan: Plan) -> None:
         operations: list[tuple[str, ForwardBackward]] = []
         models: list[Model] = []
         for entry in plan.entries:
             assert isinstance(entry.operation, ForwardBackward)
             operations.append((entry.request_id, entry.operation))
-            models.append(self.work.roster.resident(entry.operation.model_id))
+            models.append(self._model_of(entry))
         outcomes = await dispatcher.passes(operations, [model.window for model in models])
         for index, (model, outcome) in enumerate(zip(models, outcomes, strict=True)):
             self._settle(model, plan, index, outcome)

@@ -36,6 +36,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "lilo_engine.cli.deploy:deploy",
             "Rent machines for a definition; --dry-run prints what would be created.",
         ),
+        "bench": ("lilo_engine.cli.bench:app", "Measure the engine; --simulate: many clients."),
         "keys": ("lilo_engine.cli.keys:app", "API keys: make, list, revoke."),
         "doctor": (
             "lilo_engine.cli.doctor:doctor",

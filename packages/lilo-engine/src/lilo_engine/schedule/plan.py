@@ -10,10 +10,10 @@ from lilo_engine.schedule.lanes import Lane
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Operations of one command."""
+    """Operations of one command, or optimizer steps of several models, one command each."""
 
     entries: tuple[Entry, ...]
-    """Several only for passes that share loss, config and direction; those of one model in order."""
+    """Several only for passes that share loss, config and direction, those of one model in order, and for steps."""
     lane: Lane
     """Where it ends; a save was given its reservation there."""
     reason: str

@@ -9,14 +9,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 
 from lilo_engine.operations.ledger import Entry
-from lilo_engine.operations.operation import ModelId
+from lilo_engine.operations.operation import ModelId, OptimStep
 from lilo_engine.operations.sequence import Sequence
 from lilo_engine.schedule.coalesce import Budget, coalesce
 from lilo_engine.schedule.lanes import Lanes, lane_of, may_wait_for_a_lane
 from lilo_engine.schedule.order import Order
 from lilo_engine.schedule.plan import Plan
+
+MAX_STEPS = 32
+"""Optimizer steps in one plan. They run one after another, each in a few milliseconds, and together take about as
+long as a command of passes: without it every step would be a turn of its own, and with a thousand clients, whoever
+sends small requests, and so needs many steps, would fall behind."""
+_STEPS = b"optim_step"
+"""The line in which models with a step wait."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,10 +68,12 @@ class Scheduler:
         assert head is not None
         assert head.operation is not None
         lane = lane_of(head.operation)
-        if head.key is None:
-            plan = Plan(entries=(head,), lane=lane, reason=turn.reason)
-        else:
+        if head.key is not None:
             plan = self._coalesced(turn.model_id, turn.reason, head.key)
+        elif isinstance(head.operation, OptimStep):
+            plan = self._steps(turn.model_id, turn.reason)
+        else:
+            plan = Plan(entries=(head,), lane=lane, reason=turn.reason)
         if lane != "gpu":
             self.lanes.reserve(lane, turn.model_id)
         self._settle(plan)
@@ -104,7 +114,8 @@ class Scheduler:
             self._bound[model_id] = None
             self._place_bound(model_id)
         else:
-            self.order.enter(model_id, head.key, head.tokens)
+            key = _STEPS if isinstance(head.operation, OptimStep) else head.key
+            self.order.enter(model_id, key, head.tokens)
 
     def _place_bound(self, model_id: ModelId) -> None:
         head = self._parked[model_id].peek()
@@ -132,6 +143,15 @@ class Scheduler:
                 f"{tokens} of {self.budget.max_tokens} tokens"
             )
         return Plan(entries=tuple(entries), lane="gpu", reason=reason)
+
+    def _steps(self, anchor: ModelId, reason: str) -> Plan:
+        """The step of a model, and those of others that wait for theirs."""
+        others = (m for m in self.order.alike(_STEPS) if m != anchor)
+        heads = [self._parked[m].peek() for m in (anchor, *islice(others, MAX_STEPS - 1))]
+        entries = tuple(head for head in heads if head is not None)
+        if len(entries) > 1:
+            reason += f"; the steps of {len(entries)} models, one after another"
+        return Plan(entries=entries, lane="gpu", reason=reason)
 
     def _settle(self, plan: Plan) -> None:
         tokens: dict[ModelId, int] = {}

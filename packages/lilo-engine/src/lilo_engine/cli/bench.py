@@ -1,0 +1,91 @@
+"""`lilo bench`: measure this machine's engine. `--simulate` plays thousands of clients on a clock of its own."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from lilo_definitions import get
+from rich.console import Console
+from rich.table import Table
+
+from lilo_engine.cli.problems import problems_in_one_line
+from lilo_engine.simulate.plot import svg
+from lilo_engine.simulate.simulation import Simulation
+from lilo_engine.simulate.trace import Figures
+from lilo_engine.simulate.workload import Workload
+
+app = typer.Typer(
+    name="bench",
+    help="Measure the engine on this machine.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+
+
+@app.callback()
+def bench() -> None:
+    """Measure the engine on this machine."""
+
+
+@app.command("engine")
+def engine(
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Synthetic clients and time; the real scheduler.")
+    ] = False,
+    clients: Annotated[int, typer.Option(min=1, max=100_000, help="Synthetic clients.")] = 1000,
+    work_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens that each of them trains on.")
+    ] = 65536,
+    definition: Annotated[str, typer.Option(help="Whose limits hold.")] = "tiny",
+    seed: Annotated[int, typer.Option(help="Equal seeds give equal runs.")] = 1,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write an SVG picture here.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+) -> None:
+    """Fairness, waits, batch fill and lane use of many clients (--simulate)."""
+    with problems_in_one_line():
+        workload = Workload(clients=clients, work_tokens=work_tokens, seed=seed)
+        _simulate(definition, workload, plot, as_json=as_json)
+
+
+def _simulate(definition: str, workload: Workload, plot: Path | None, *, as_json: bool) -> None:
+    limits = get(definition).limits
+    started = time.perf_counter()
+    trace = Simulation(workload=workload, limits=limits).run()
+    took_s = time.perf_counter() - started
+    figures = trace.figures()
+    if plot is not None:
+        plot.write_text(svg(trace, figures), "utf-8")
+    if as_json:
+        print(json.dumps({**figures.as_dict(), "took_s": took_s}, indent=2))
+    else:
+        Console(highlight=False).print(_table(figures, took_s))
+
+
+def _table(figures: Figures, took_s: float) -> Table:
+    title = f"{figures.clients:,} clients, {figures.simulated_s:,.0f} s simulated in {took_s:.1f} s"
+    table = Table(title=title)
+    for name in ("what", "figure", ""):
+        table.add_column(name)
+    table.add_row("operations", f"{figures.operations:,}", f"in {figures.plans:,} plans")
+    ratio, fill = figures.progress_ratio, figures.fill
+    table.add_row(
+        "progress, most to least",
+        "-" if ratio is None else f"{ratio:.3f}",
+        f"last end / first end {figures.last_end_s / figures.first_end_s:.3f}",
+    )
+    table.add_row("passed over", f"{figures.bypass:,}", f"at most {figures.bypass_bound:,}")
+    table.add_row(
+        "batch fill", "-" if fill is None else f"{100 * fill:.1f} %", "while more could have joined"
+    )
+    for kind, waits in figures.wait_s.items():
+        rest = ", ".join(f"{name} {value:.2f} s" for name, value in waits.items() if name != "p50")
+        table.add_row(f"wait of {kind}", f"{waits['p50']:.2f} s", rest)
+    for lane, use in figures.lane_use.items():
+        table.add_row(f"{lane} lane", f"{100 * use:.1f} %", "of the time")
+    return table
