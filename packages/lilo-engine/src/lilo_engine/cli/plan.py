@@ -63,7 +63,11 @@ def plan(
 ) -> None:
     """Say what a definition needs before anything is rented: memory per rank, time and price of a step."""
     with problems_in_one_line():
-        changes = _Changes(gpus=gpus, gpu=gpu, tp=tp, cp=cp, keep=keep, slots=slots, rank=lora_rank)
+        # A search chooses the layout itself.
+        given = None if search else gpus
+        changes = _Changes(
+            gpus=given, gpu=gpu, tp=tp, cp=cp, keep=keep, slots=slots, rank=lora_rank
+        )
         job = changes.applied(_job(name, context))
         if search:
             found = _search(job, gpus or job.world_size, trainer)
