@@ -74,8 +74,9 @@ class LocalVolume:
             LockTimeout: the holder did not finish in time.
         """
         folder = self._root / LOCKS
-        with translating():
-            folder.mkdir(exist_ok=True)
+        # Some shared file systems say that it exists before it can be seen to be a folder.
+        with translating(), contextlib.suppress(FileExistsError):
+            folder.mkdir()
         with exclusive_file(folder, check_relative(path), timeout_s=timeout_s):
             yield
 
