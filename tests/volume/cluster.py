@@ -1,6 +1,6 @@
 """Cluster: two nodes of two ranks on an emulated volume, each node with its own view. Shared by tests."""
 
-from lilo_volume import begin, latest, open_named
+from lilo_volume import Checkpoint, begin, latest, open_named
 from lilo_volume.testing import run_ranks, thread_groups
 from lilo_volume.testing.emulator import Emulator, Modes
 
@@ -68,8 +68,7 @@ class Cluster:
     def saved(self, name="20", **options):
         """Save without a fault; the checkpoint."""
         outcomes = self.run(lambda group: self.save(group, name, **options))
-        assert len({str(outcome) for outcome in outcomes}) == 1, outcomes
-        return outcomes[0]
+        return one(outcomes)
 
     def latest(self, **options):
         return latest(self.reader(), "run", "weights", verify="full", **options)
@@ -87,3 +86,10 @@ class Cluster:
 
     def committed(self):
         return {entry.path for entry in self.server.list()}
+
+
+def one(outcomes):
+    """What all ranks returned is one checkpoint: rank 0's, in its view."""
+    assert all(isinstance(outcome, Checkpoint) for outcome in outcomes), outcomes
+    assert len({outcome.manifest.to_bytes() for outcome in outcomes}) == 1
+    return outcomes[0]

@@ -113,19 +113,14 @@ class CopyInstall:
 
     def _guard(self, committed: dict[str, int], files: tuple[FileEntry, ...]) -> None:
         label, world_size = self.publisher.label, self.publisher.group.world_size
-        found = [path for path in committed if self._is_shard(path)]
-        if len(found) < world_size:
-            raise PublishRefused(
-                f"checkpoint {label!r}: {self.source!r} holds {len(found)} files like {self.shards!r} in the committed "
-                f"state, expected at least one per rank, {world_size}; nothing was published; save again"
-            )
         wrong = [entry.path for entry in files if committed.get(entry.path) != entry.size_bytes]
         if wrong:
             raise MissingFiles(label, tuple(wrong), len(files))
-        if sum(self._is_shard(entry.path) for entry in files) < world_size:
+        reported = sum(self._is_shard(entry.path) for entry in files)
+        if reported < world_size:
             raise PublishRefused(
-                f"checkpoint {label!r}: the ranks report fewer files like {self.shards!r} than there are ranks "
-                f"({world_size}); nothing was published"
+                f"checkpoint {label!r}: {self.source!r} holds {reported} files like {self.shards!r}, expected at least "
+                f"one per rank, {world_size}; nothing was published; save again, or give the pattern of its shards"
             )
 
     def _is_shard(self, path: str) -> bool:

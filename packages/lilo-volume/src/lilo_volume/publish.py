@@ -219,11 +219,8 @@ class Publisher:
     ) -> None:
         try:
             install.bring(reports, files)
-        except PublishRefused as error:
-            for rank, failure in enumerate(commits):
-                if failure is not None:
-                    raise RankFailed(self.label, rank, self.nodes[rank], failure) from error
-            raise
+        except MissingFiles as error:
+            raise self._missing(set(error.missing), files, reports, commits) from error
 
     def _check_committed(
         self, files: tuple[FileEntry, ...], reports: list[Report], commits: list[str | None]
@@ -234,18 +231,26 @@ class Publisher:
             if time.monotonic() >= deadline or any(commits):
                 break
             time.sleep(_POLL_S)
-        if not wrong:
-            return
+        if wrong:
+            raise self._missing(wrong, files, reports, commits)
+
+    def _missing(
+        self,
+        wrong: set[str],
+        files: tuple[FileEntry, ...],
+        reports: list[Report],
+        commits: list[str | None],
+    ) -> PublishRefused:
+        """What to raise for files that are not committed: the failed commit behind it, if there was one."""
         owners = [
             rank for rank, report in enumerate(reports) if wrong & {e.path for e in report.files}
         ]
         for rank in owners:
             leader = self.nodes.index(self.nodes[rank])
             if (failure := commits[leader]) is not None:
-                raise RankFailed(self.label, leader, self.nodes[leader], failure)
-        raise MissingFiles(
-            self.label, tuple(sorted(wrong)), len(files), _sources(owners, self.nodes)
-        )
+                return RankFailed(self.label, leader, self.nodes[leader], failure)
+        sources = _sources(owners, self.nodes)
+        return MissingFiles(self.label, tuple(sorted(wrong)), len(files), sources)
 
     def _not_committed(self, files: tuple[FileEntry, ...]) -> set[str]:
         folder = attempt_folder(self.publication)
