@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from typing import Literal
 
 import anyio
 import anyio.to_thread
@@ -46,7 +47,29 @@ THREAD_FROM_TOKENS = 16384
 class Engine:
     """One trainer and everything asked of it."""
 
-    def __init__(self, *, definition: Definition, launcher: Launcher, journal: Journal) -> None:
+    def __init__(
+        self,
+        *,
+        definition: Definition,
+        launcher: Launcher,
+        journal: Journal,
+        max_forward_backward_batch: int | Literal["as defined"] | None = "as defined",
+    ) -> None:
+        """Build it; nothing runs before `run`.
+
+        Args:
+            definition: what is served.
+            launcher: starts trainers.
+            journal: hears what outlives the engine.
+            max_forward_backward_batch: in place of the definition's: passes in one command at most; None = no cap.
+
+        Raises:
+            ValueError: the cap is below 1.
+        """
+        if max_forward_backward_batch != "as defined":
+            definition = definition.derive(
+                limits={"max_forward_backward_batch": max_forward_backward_batch}
+            )
         self._definition = definition
         self._journal = journal
         self._work = Work(definition)
@@ -124,6 +147,8 @@ class Engine:
             resident_models=tuple(m.model_id for m in self._work.roster.all_resident()),
             queued_operations=self._work.num_queued,
             last_failure=self._supervisor.last_failure,
+            max_batch_tokens=self._work.scheduler.budget.max_tokens,
+            max_forward_backward_batch=self._work.scheduler.budget.max_requests,
         )
 
     async def drain(self) -> None:

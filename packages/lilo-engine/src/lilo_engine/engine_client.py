@@ -24,6 +24,10 @@ class EngineState:
     resident_models: tuple[ModelId, ...]
     queued_operations: int
     last_failure: str | None
+    max_batch_tokens: int
+    """Tokens of coalesced passes in one command at most, as the scheduler has it."""
+    max_forward_backward_batch: int | None
+    """Passes in one command at most, as the scheduler has it; None = no cap."""
 
 
 class EngineClient(Protocol):
