@@ -9,7 +9,7 @@ ARGS ?=
 
 export PYTHON TORCH_SPEC TORCH_INDEX_URL
 
-.PHONY: help setup demo test lint typecheck format build bench prove clean
+.PHONY: help setup demo test lint typecheck format build docs bench prove clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z][a-z%-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -29,6 +29,10 @@ lint: setup  ## Check style, import directions, spelling, words and the lock
 	@$(BIN)/lint-imports >/dev/null || $(BIN)/lint-imports
 	@$(BIN)/codespell
 	@$(BIN)/python scripts/check_words.py
+	@$(BIN)/shellcheck .ci/run scripts/*.sh examples/slurm/*.sbatch
+	@$(BIN)/hadolint examples/docker/Dockerfile
+	@$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	@$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec examples/docker/compose.yaml
 	@env -u VIRTUAL_ENV UV_PROJECT_ENVIRONMENT=.venv $(BIN)/uv lock --quiet --check --python $(BIN)/python
 	@echo "lint: good"
 
@@ -39,10 +43,14 @@ format: setup  ## Put imports and layout in order
 	@$(BIN)/ruff check --quiet --fix-only .
 	@$(BIN)/ruff format --quiet .
 
-build: setup  ## Build the four wheels into dist/
+build: setup  ## Build the four wheels and source archives into dist/
 	@rm -rf dist
-	@env -u VIRTUAL_ENV $(BIN)/uv build --quiet --all-packages --wheel --out-dir dist --python $(BIN)/python
-	@ls dist/*.whl
+	@env -u VIRTUAL_ENV $(BIN)/uv build --quiet --all-packages --no-sources --out-dir dist --python $(BIN)/python
+	@ls dist/*.whl dist/*.tar.gz
+
+docs: setup  ## Build the documentation site into site/; a broken link or reference is an error
+	@$(BIN)/python scripts/docs_tables.py --check
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir site
 
 bench: setup  ## Drive a server of this checkout and print its figures
 	@$(ONE_THREAD) $(BIN)/python benchmarks/run.py $(ARGS)
@@ -54,4 +62,4 @@ prove-%: setup
 	@$(ONE_THREAD) $(BIN)/python scripts/prove.py $* $(ARGS)
 
 clean:  ## Remove .venv and everything that is built
-	@rm -rf .venv dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf .venv dist site .pytest_cache .ruff_cache .import_linter_cache .hypothesis
