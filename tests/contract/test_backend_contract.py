@@ -292,6 +292,16 @@ def test_a_capture_is_not_changed_by_later_training(backend):
     assert np.array_equal(look(backend), before)
 
 
+def test_a_capture_is_persisted_once_and_a_second_time_concerns_that_command_only(backend):
+    backend.create_adapter(ModelId("m"), SPEC)
+    capture = backend.capture(ModelId("m"), "training")
+    destination = Destination(run_id="m", kind="weights", name="once", order=1, overwrite=True)
+    backend.persist(capture, destination)
+    with pytest.raises(NotFound):
+        backend.persist(capture, destination)
+    look(backend)
+
+
 def test_a_load_drops_gradients(backend):
     for name in ("m", "n"):
         backend.create_adapter(ModelId(name), SPEC)

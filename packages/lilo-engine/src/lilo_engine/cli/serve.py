@@ -49,7 +49,8 @@ def serve(
     api_key: Annotated[
         str | None,
         typer.Option(
-            help=f"Accept this key (tml-...); also {API_KEY_VARIABLE}.", show_default=False
+            help=f"Accept this key (tml-...), which the process list shows; {API_KEY_VARIABLE} and a file do not.",
+            show_default=False,
         ),
     ] = None,
     api_key_file: Annotated[

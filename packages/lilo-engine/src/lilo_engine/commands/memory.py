@@ -107,7 +107,10 @@ class MemoryBackend:
 
     def persist(self, capture_id: CaptureId, destination: Destination) -> Published:
         """Publish a capture through lilo-volume and free it, whether that succeeds or not."""
-        adapter, kind = self._captures.pop(capture_id)
+        held = self._captures.pop(capture_id, None)
+        if held is None:
+            raise NotFound(f"there is no capture {capture_id!r}; a capture can be persisted once")
+        adapter, kind = held
         state = {"weights": adapter.weights.tolist()}
         if kind == "training":
             state["exp_avg"] = adapter.exp_avg.tolist()

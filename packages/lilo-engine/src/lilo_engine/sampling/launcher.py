@@ -20,6 +20,7 @@ import anyio
 import anyio.abc
 from lilo_definitions import Definition
 
+from lilo_engine.commands.process import describe_exit
 from lilo_engine.errors import ServerError
 from lilo_engine.sampling.engine import SamplerConfig, SamplingEngine
 from lilo_engine.sampling.memory import MemorySamplingEngine
@@ -210,9 +211,7 @@ class ProcessSamplerLauncher:
 
     def _ended(self, child: anyio.abc.Process) -> str:
         code = child.returncode
-        how = "closed its connection" if code is None else f"ended with status {code}"
-        if code is not None and code < 0:
-            how = f"was killed by signal {-code}"
+        how = "closed its connection" if code is None else describe_exit(code)
         return f"(pid {child.pid}) {how}; its log is {self._log_file}"
 
 
