@@ -2,6 +2,9 @@
 
 import json
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import lilo_definitions
 import pytest
@@ -36,6 +39,15 @@ def test_every_definition_loads_and_agrees_with_its_model(name):
     assert definition.model.context == model.context
     again = lilo_definitions.Definition.model_validate_json(definition.model_dump_json())
     assert lilo_definitions.digest(again) == lilo_definitions.digest(definition)
+
+
+def test_the_table_in_the_documents_is_what_the_definitions_say():
+    """Digests among it: a definition does not change unnoticed, and its digest is the same on every machine."""
+    script = Path(__file__).resolve().parents[2] / "scripts" / "definitions_table.py"
+    done = subprocess.run(
+        [sys.executable, script, "--check"], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_no_two_definitions_share_a_base_model_name_or_a_digest():

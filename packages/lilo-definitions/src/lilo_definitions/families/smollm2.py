@@ -42,7 +42,7 @@ def smollm2_135m() -> Definition:
         dtype="float32",
         lora=Lora(slots=16, max_rank=32, alpha=32.0, targets=("attn", "mlp", "unembed")),
         topology=Topology(device="cpu"),
-        # Activations of 4,096 tokens take about 3 GB; a microbatch of that size takes some ten seconds on two cores.
+        # Activations of 4,096 tokens take about 5 GB; a microbatch of that size takes some ten seconds on two cores.
         limits=Limits(
             max_tokens_per_rank=4096,
             max_batch_tokens=16_384,

@@ -31,7 +31,7 @@ def tiny() -> Definition:
         dtype="float32",
         lora=Lora(slots=32, max_rank=32, alpha=32.0, targets=("attn", "mlp", "unembed")),
         topology=Topology(device="cpu"),
-        # 8,192 tokens of activations and logits of this model take about 100 MB; a microbatch of that size takes
+        # 8,192 tokens of activations and logits of this model take about 400 MB; a microbatch of that size takes
         # about half a second, so that no other model waits long.
         limits=Limits(
             max_tokens_per_rank=8192,

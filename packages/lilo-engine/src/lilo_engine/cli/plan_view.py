@@ -12,6 +12,8 @@ from rich.text import Text
 
 _BAR = 40
 """Characters of a bar that is as long as the largest value."""
+_FULL, _LINE = "\u2588", "\u2500"
+"""A full block, and a line for the limit."""
 _GB = 1e9
 
 
@@ -75,16 +77,16 @@ def _parts(plan: Plan) -> Table:
     scale = _BAR / max(plan.memory.peak, plan.limit_bytes or 0.0)
     whole = Text()
     for part, value in plan.memory.parts().items():
-        whole.append("█" * round(value * scale), PART_COLOURS[part])
+        whole.append(_FULL * round(value * scale), PART_COLOURS[part])
     table.add_row("peak", f"{plan.memory.peak / _GB:.2f} GB", whole)
     for part, value in plan.memory.parts().items():
-        bar = Text("█" * round(value * scale), PART_COLOURS[part])
+        bar = Text(_FULL * round(value * scale), PART_COLOURS[part])
         table.add_row(f"  {PART_WORDS[part]}", f"{value / _GB:.2f} GB", bar)
     if plan.limit_bytes is not None:
         table.add_row(
             "limit",
             f"{plan.limit_bytes / _GB:.2f} GB",
-            Text("─" * round(plan.limit_bytes * scale), "red"),
+            Text(_LINE * round(plan.limit_bytes * scale), "red"),
         )
     return table
 
