@@ -13,6 +13,7 @@ class LocalProvider:
     client: object = field(default_factory=SimpleNamespace)
     urls: dict[str, str] = field(default_factory=dict)
     calls: list[tuple[str, str]] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
 
     @contextmanager
     def forward(self, port):
@@ -23,6 +24,9 @@ class LocalProvider:
 
     def call_again(self, app, run):
         self.calls.append((app, run))
+
+    def say(self, line):
+        self.said.append(line)
 
 
 def free_port() -> int:

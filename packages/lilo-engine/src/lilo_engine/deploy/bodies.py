@@ -11,7 +11,6 @@ import json
 import logging
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -49,6 +48,10 @@ class Provider(Protocol):
 
     def call_again(self, app: str, run: str) -> None:
         """Start the trainer with the same run in a new container."""
+        ...
+
+    def say(self, line: str) -> None:
+        """Tell whoever reads the container's output."""
         ...
 
 
@@ -175,8 +178,8 @@ def _announcer(
             said.append(
                 f"lilo: {resume.model_id} goes on from {resume.path or 'nothing: no whole state'}"
             )
-        sys.stdout.write("\n".join(said) + "\n")
-        sys.stdout.flush()
+        for line in said:
+            provider.say(line)
 
     return announce
 

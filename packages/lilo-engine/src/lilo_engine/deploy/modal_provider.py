@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
@@ -35,3 +36,8 @@ class ModalProvider:
     def call_again(self, app: str, run: str) -> None:
         """Start the next container of a run; it is queued until this one has ended."""
         _client.Function.from_name(app, TRAINER).spawn(run)
+
+    def say(self, line: str) -> None:
+        """A line of the container's log at the provider."""
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()

@@ -1,0 +1,69 @@
+"""Wheels: four packages in four new environments, four READMEs run as written, and one release to an index and back."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+
+import release  # noqa: E402
+from _proof import Proof  # noqa: E402
+
+from tests.workspace.environments import (  # noqa: E402
+    Environment,
+    build_all,
+    install,
+    run,
+    run_readme,
+)
+
+NAMES = ("lilo-volume", "lilo-definitions", "lilo-engine", "lilo-miles-backend")
+HELP_LIMIT_S = 0.3
+
+
+def main() -> None:
+    """Measure."""
+    proof = Proof("wheels")
+    with tempfile.TemporaryDirectory(prefix="lilo-wheels-") as temporary:
+        folder = Path(temporary)
+        dist = build_all(ROOT, folder / "dist")
+        kinds = sorted({path.suffix for path in dist.iterdir() if path.suffix in (".whl", ".gz")})
+        proof.equal("files that were built", len(list(dist.glob("lilo_*"))), 8)
+        proof.equal("kinds of them", kinds, [".gz", ".whl"])
+        for name in NAMES:
+            with proof.part(f"{name} in a new environment"):
+                place = folder / name
+                (place / "work").mkdir(parents=True)
+                check(proof, name, install(place, dist, name), place / "work")
+    with proof.part("a release of lilo-volume"):
+        done = release.rehearse(ROOT, "lilo-volume")
+        proof.equal("a release reached the index byte for byte", done["same_bytes"], True)
+    proof.end()
+
+
+def check(proof: Proof, name: str, environment: Environment, work: Path) -> None:
+    """What one package must do alone."""
+    blocks = run_readme(ROOT / "packages" / name / "README.md", environment, work)
+    proof.at_least(f"{name}: blocks of the README run as written", blocks, 1)
+    if name == "lilo-volume":
+        proof.equal(f"{name}: what it pulls in", sorted(environment.installed() - {name}), [])
+    if name == "lilo-engine":
+        proof.at_most("lilo --help, best of 7, s", best_help_s(environment, work), HELP_LIMIT_S)
+
+
+def best_help_s(environment: Environment, work: Path, tries: int = 7) -> float:
+    """The quickest of several: what it costs, not what else the machine was doing."""
+    times: list[float] = []
+    for _ in range(tries):
+        started = time.perf_counter()
+        run(environment.bin / "lilo", "--help", cwd=work)
+        times.append(time.perf_counter() - started)
+    return round(min(times), 3)
+
+
+if __name__ == "__main__":
+    main()
