@@ -24,6 +24,7 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DatabaseError, OperationalError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
+from lilo_engine.config import records_url
 from lilo_engine.errors import ServerError, Unavailable
 
 T = TypeVar("T")
@@ -55,6 +56,8 @@ class SessionRow(Base):
     display_name: Mapped[str | None]
     tags: Mapped[list[str]]
     user_metadata: Mapped[dict[str, str]]
+    project_id: Mapped[str | None]
+    """A client's own word to group sessions by; nothing is kept apart by it."""
 
 
 class RunRow(Base):
@@ -98,6 +101,8 @@ class CheckpointRow(Base):
     expires_s: Mapped[float | None] = mapped_column(index=True)
     unnamed: Mapped[bool]
     """Made for a sampling session; not listed, and kept only while among the newest."""
+    public: Mapped[bool] = mapped_column(default=False)
+    """Every key of the server may read it. Not in the manifest: without the records it is private again."""
     spec: Mapped[dict[str, str]]
     """The manifest's metadata."""
     user_metadata: Mapped[dict[str, str]]
@@ -132,6 +137,15 @@ class KeyRow(Base):
     revoked_s: Mapped[float | None]
 
 
+class SecretRow(Base):
+    """What servers over one database sign with; losing it only ends links that were handed out."""
+
+    __tablename__ = "secrets"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    value: Mapped[str]
+
+
 class Records:
     """The database of one server."""
 
@@ -146,23 +160,31 @@ class Records:
 
     @classmethod
     def at(cls, data_dir: Path) -> Records:
-        """The SQLite file of a data folder, readable by its owner only, with all migrations applied.
+        """The records of a data folder, with all migrations applied: its SQLite file, readable by its owner only.
+
+        Where `LILO_RECORDS_URL` names a database, that one; the file is not made then.
 
         Raises:
-            ServerError: it is no database, or one of a newer version.
+            ServerError: it is no database, does not answer, or is one of a newer version.
         """
+        if (url := records_url()) is not None:
+            return cls._migrated(*_database(url), "see to the server, or unset LILO_RECORDS_URL")
         path = data_dir / "records.sqlite3"
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-        records = cls(f"sqlite:///{path}")
+        advice = (
+            "move them away to start with new ones, which keep every checkpoint and lose the keys"
+        )
+        return cls._migrated(f"sqlite:///{path}", str(path), advice)
+
+    @classmethod
+    def _migrated(cls, url: str, place: str, advice: str) -> Records:
+        records = cls(url)
         try:
             records.migrate()
         except (DatabaseError, CommandError) as error:
             records.close()
             cause = error.orig if isinstance(error, DatabaseError) else error
-            raise ServerError(
-                f"the records {path} cannot be used: {cause}; move them away to start with new ones, "
-                "which keep every checkpoint and lose the keys"
-            ) from error
+            raise ServerError(f"the records {place} cannot be used: {cause}; {advice}") from error
         return records
 
     def migrate(self) -> None:
@@ -199,6 +221,28 @@ class Records:
     def close(self) -> None:
         """Give the connections back."""
         self._engine.dispose()
+
+
+def _database(url: str) -> tuple[str, str]:
+    """The URL as SQLAlchemy takes it, and as a person may see it: without the password.
+
+    Raises:
+        ServerError: it is none, or its driver is not installed.
+    """
+    try:
+        parsed = sa.make_url(url)
+        parsed.get_dialect().import_dbapi()
+    except sa.exc.ArgumentError as error:
+        raise ServerError(
+            "LILO_RECORDS_URL is no URL of a database; expected for example "
+            "postgresql+psycopg://USER:PASSWORD@HOST/NAME"
+        ) from error
+    except (ImportError, sa.exc.NoSuchModuleError) as error:
+        raise ServerError(
+            f"LILO_RECORDS_URL needs a driver that is not installed ({error}); for PostgreSQL: "
+            "pip install 'lilo-engine[postgres]' and postgresql+psycopg://..."
+        ) from error
+    return parsed.render_as_string(hide_password=False), parsed.render_as_string()
 
 
 def _sqlite_pragmas(connection: sqlite3.Connection, _: object) -> None:
