@@ -7,6 +7,7 @@ checkpoints. Format: FORMAT.md, "Names".
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 
@@ -18,10 +19,12 @@ MAX_COMPONENT = 200
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_-.")
 _WELL_FORMED = re.compile(r"(?:[a-z0-9_.-]|=[0-9a-f]{2})*")
 _RESERVED = re.compile(r"(?:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\.|$)")
+_UNSAFE = re.compile(r"[\x00-\x1f\x7f\\]")
 _EMPTY = "=e"
 _HASHED = re.compile(r".*=h[0-9a-f]{40}", re.DOTALL)
 
 
+@functools.lru_cache(maxsize=1024)
 def encode(text: str) -> str:
     """Text as one path component: `[a-z0-9_.-]` stays, every other UTF-8 byte becomes `=xx`.
 
@@ -74,8 +77,7 @@ def check_relative(path: str) -> str:
     """
     parts = path.split("/")
     bad = any(part in ("", ".", "..") for part in parts)
-    bad = bad or any(ord(c) < 32 or ord(c) == 127 or c == "\\" for c in path)
-    if bad or re.match(r"[A-Za-z]:", path):
+    if bad or _UNSAFE.search(path) or re.match(r"[A-Za-z]:", path):
         raise InvalidPath(
             f"{path!r} is no path inside a volume; expected parts joined by '/', without a leading '/', "
             "'.', '..', backslashes or control characters"

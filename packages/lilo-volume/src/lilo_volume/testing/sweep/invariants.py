@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 
 from lilo_volume.checkpoint import Checkpoint
@@ -39,7 +40,7 @@ def committed_faults(emulator: Emulator) -> list[tuple[str, str]]:
         if not path.endswith(f"/{MANIFEST_NAME}"):
             continue
         try:
-            manifest = parse(server.read(path))
+            manifest = _parsed(server.read(path))
         except ManifestInvalid as error:
             found.append(("I2", f"{path}: {error}"))
             continue
@@ -55,6 +56,11 @@ def committed_faults(emulator: Emulator) -> list[tuple[str, str]]:
             if entry.path == STRAY:
                 found.append(("I10", f"{path} lists a stray file"))
     return found
+
+
+@functools.lru_cache(maxsize=64)
+def _parsed(data: bytes) -> Manifest:
+    return parse(data)
 
 
 def reader_faults(
