@@ -184,7 +184,7 @@ def test_a_model_of_the_hub_is_found_in_our_folder_first_then_in_the_cache(hub):
 
 
 def test_a_model_that_is_not_here_says_how_to_get_it(hub):
-    with pytest.raises(lilo_definitions.InvalidSource, match="hf download Qwen/Qwen3-8B"):
+    with pytest.raises(lilo_definitions.MissingModel, match="hf download Qwen/Qwen3-8B"):
         lilo_definitions.resolve_source("hf:Qwen/Qwen3-8B")
 
 

@@ -146,6 +146,19 @@ def leaves(part: Part, prefix: str = "") -> list[str]:
     return names
 
 
+def parts(part: Part) -> list[Part]:
+    inside = [getattr(part, name) for name in type(part).model_fields]
+    return [part, *(one for value in inside if isinstance(value, Part) for one in parts(value))]
+
+
+def test_every_field_says_what_it_means():
+    pool = lilo_definitions.get("qwen3_8_27b_miles_lora_256k").sampler.pool
+    for part in (*parts(TINY), pool):
+        meanings = type(part).meanings()
+        assert set(meanings) == set(type(part).model_fields), type(part)
+        assert min(map(len, meanings.values())) > 8
+
+
 def value_of(definition: Definition, field: str) -> object:
     value: object = definition
     for name in field.split("."):

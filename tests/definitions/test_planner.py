@@ -5,11 +5,12 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import lilo_definitions
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from lilo_definitions import ARCHITECTURES, GPUS, architecture_of
 from lilo_definitions.planner import Job, make_plan, nearest_fit, ranked_layouts
@@ -24,8 +25,13 @@ BIG = "qwen3_8_27b_miles_lora_256k"
 runner = CliRunner()
 
 
+@cache
+def built(name: str) -> Job:
+    return Job.of(lilo_definitions.get(name))
+
+
 def job(name: str = BIG, **changes) -> Job:
-    return replace(Job.of(lilo_definitions.get(name)), **changes)
+    return replace(built(name), **changes)
 
 
 def run(*arguments: str):
@@ -84,6 +90,7 @@ def test_adapters_have_the_parameters_that_the_trainer_gives_them(name):
     assert adapter_parameters(one) == trained
 
 
+@settings(deadline=None, max_examples=30)
 @given(tp=st.sampled_from([1, 2, 4]), rank=st.integers(1, 64))
 def test_ranks_together_hold_each_adapter_at_least_once(tp, rank):
     one = job(tp=tp, lora_rank=rank)
@@ -91,6 +98,7 @@ def test_ranks_together_hold_each_adapter_at_least_once(tp, rank):
     assert adapter_parameters(one) / tp <= share <= adapter_parameters(one)
 
 
+@settings(deadline=None, max_examples=30)
 @given(
     st.sampled_from(lilo_definitions.names()),
     st.integers(1, 64),
@@ -172,6 +180,7 @@ def test_any_models_config_can_be_planned(tmp_path):
         ((BIG, "--gpu", "H300"), "H200"),
         ((BIG, "--gpus", "7"), "tp 2 x cp 8"),
         (("tiny", "--search"), "CPU"),
+        (("tiny", "--trainer", "miles"), "CUDA"),
         ((BIG, "--search", "--gpus", "1"), "try more --gpus"),
     ],
 )

@@ -14,6 +14,7 @@ from lilo_definitions.errors import (
     DefinitionError,
     InvalidDefinition,
     InvalidSource,
+    MissingModel,
     UnknownDefinition,
 )
 from lilo_definitions.fit import check_fits_model
@@ -43,6 +44,7 @@ __all__ = [
     "Limits",
     "LinearAttention",
     "Lora",
+    "MissingModel",
     "ModelConfig",
     "ModelSpec",
     "Part",

@@ -28,3 +28,9 @@ class InvalidSource(DefinitionError):
     """A model source that does not resolve to a folder with a model in it."""
 
     kind = "invalid_source"
+
+
+class MissingModel(InvalidSource):
+    """A model of the hub that was not downloaded to this machine; the message says how to."""
+
+    kind = "missing_model"

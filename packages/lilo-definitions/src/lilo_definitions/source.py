@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
 from lilo_definitions.config import MODELS_VARIABLE, hub_cache, models_folder
-from lilo_definitions.errors import InvalidSource
+from lilo_definitions.errors import InvalidSource, MissingModel
 
 _PACKAGE = "package:"
 _HUB = "hf:"
@@ -29,6 +29,7 @@ def resolve_source(source: str) -> Path:
 
     Raises:
         InvalidSource: the package or folder is not there, has no `config.json`, or misses a file of weights.
+        MissingModel: the model of the hub is not on this machine.
     """
     if source.startswith(_HUB):
         return _hub_folder(source)
@@ -85,7 +86,7 @@ def _hub_folder(source: str) -> Path:
         if (folder / "config.json").is_file():
             _check_complete(source, folder)
             return folder
-    raise InvalidSource(
+    raise MissingModel(
         f"model source {source!r} is not on this machine (looked for {' and '.join(map(str, looked))}); "
         f"download it with `hf download {name}`, or set {MODELS_VARIABLE} to a folder that holds {name}"
     )

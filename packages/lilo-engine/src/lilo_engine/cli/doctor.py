@@ -59,7 +59,7 @@ def _show(found: list[Finding], num_problems: int) -> None:
     console = Console(highlight=False)
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True, style="bold")
-    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold", max_width=24)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     section = ""

@@ -15,7 +15,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lilo_definitions import Definition, DefinitionError, check_fits_model, resolve_source
+from lilo_definitions import (
+    Definition,
+    DefinitionError,
+    MissingModel,
+    check_fits_model,
+    resolve_source,
+)
 from pydantic import BaseModel, ConfigDict
 
 PROBE_TIMEOUT_S = 120.0
@@ -124,6 +130,9 @@ def obstacles(definition: Definition, machine: Machine) -> list[str]:
         found.append(f"it needs {topology.gpus_per_node} CUDA devices; {num_devices} found")
     try:
         check_fits_model(definition)
+    except MissingModel:
+        hub_name = definition.model.source.removeprefix("hf:")
+        return [*found, f"its model is not here (hf download {hub_name})"]
     except DefinitionError as error:
         return [*found, str(error)]
     needed = 2 * _weights_bytes(definition)  # Trainer and sampler hold the base weights each.

@@ -78,6 +78,8 @@ def plan(
 
                 show_layouts(job, found, gpus or job.world_size)
             return
+        if trainer == "miles" and job.gpu is None:
+            raise Problem(f"{job.name} runs on CPU, and raw Miles trains on CUDA only")
         made = make_plan(job, trainer, rows=rows, usd_per_gpu_hour=usd_per_gpu_hour)
         nearest = nearest_fit(job, trainer) if made.fits is False else None
         if picture is not None:
