@@ -35,7 +35,8 @@ WRITE_BYTES = 4 * MIB
 """A writer hands over this much at once, as one of large tensors does."""
 _PLAIN_BYTES = MIB
 """What plain writing does at once: of 0.25, 1, 4 and 8 MiB the fastest."""
-_ALGORITHMS = {"xxh3": FAST, "sha256": STANDARD, "copying": FAST}
+_ALGORITHMS = {"xxh3": FAST, "sha256": STANDARD}
+"""Of copying: whatever is the best that there is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class Node:
             kind=way,
             name=str(number),
             order=number,
-            algorithm=_ALGORITHMS[way],
+            algorithm=_ALGORITHMS.get(way),
             durable=durable,
             node=f"node-{self.group.rank}",
             timeout_s=LIMIT_S,

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
+
+from lilo_volume.digest import FAST, new_hasher
 
 GIB = 1024**3
 MIB = 1024**2
 PAIR = ("plain_fsync", "xxh3_fsync")
 """Measured next to each other in every pass: their ratio is the figure that counts."""
+
+
+def default_ways() -> tuple[str, ...]:
+    """All that this installation can do: without the extra `fast`, XXH3 is left out."""
+    ways = (*PAIR, "plain", "xxh3", "sha256_fsync", "sha256", "copying_fsync")
+    without = () if new_hasher(FAST) is not None else ("xxh3_fsync", "xxh3")
+    return tuple(way for way in ways if way not in without)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,14 +34,7 @@ class Settings:
     nodes: int = 2
     passes: int = 5
     """Counted ones; one more goes before them and is thrown away, since blocks that a disk never had are slow."""
-    ways: tuple[str, ...] = (
-        *PAIR,
-        "plain",
-        "xxh3",
-        "sha256_fsync",
-        "sha256",
-        "copying_fsync",
-    )
+    ways: tuple[str, ...] = field(default_factory=default_ways)
 
     def __post_init__(self) -> None:
         """Refuse what cannot be measured."""
