@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -19,12 +20,14 @@ from lilo_definitions import Definition, resolve_source
 
 from lilo_engine.commands.launcher import Launcher, ProcessLauncher
 from lilo_engine.config import DataFolder
+from lilo_engine.console.metrics import Metrics, Sources
 from lilo_engine.control.control import Control
 from lilo_engine.control.records import Records
 from lilo_engine.control.sweeper import Sweeper, SweepSettings
 from lilo_engine.engine import Engine
 from lilo_engine.requests import (
     checkpoints,
+    console,
     error_response,
     futures,
     models,
@@ -34,6 +37,7 @@ from lilo_engine.requests import (
     training,
     unknown,
 )
+from lilo_engine.requests.answers import AnswerCount
 from lilo_engine.requests.auth import ApiKeyLayer
 from lilo_engine.requests.front import Front, FrontSettings
 from lilo_engine.sampling.launcher import ProcessSamplerLauncher, SamplerLauncher
@@ -41,7 +45,7 @@ from lilo_engine.sampling.manager import SamplingManager
 from lilo_engine.storage import open_checkpoints
 
 PREFIX = "/api/v1"
-ROUTES = (futures, training, sampling, sessions, checkpoints, models, rest, unknown)
+ROUTES = (futures, training, sampling, sessions, checkpoints, models, rest, console, unknown)
 """Matched in this order, so that what is asked most is found first; `unknown` matches everything."""
 
 
@@ -124,8 +128,13 @@ def build_app(parts: Parts) -> FastAPI:
         control=control,
         settings=parts.settings.front,
     )
+    answers = Counter[int]()
+    app.state.engine = engine
+    app.state.metrics = Metrics(Sources(recorder=engine.recorder, answers=lambda: answers))
     for part in ROUTES:
         app.include_router(part.router, prefix=PREFIX)
+    app.include_router(console.metrics_router)
     error_response.install(app)
     app.add_middleware(ApiKeyLayer, keys=control.door)
+    app.add_middleware(AnswerCount, counts=answers)
     return app

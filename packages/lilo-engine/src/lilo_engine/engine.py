@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import anyio
 import anyio.to_thread
@@ -21,6 +21,8 @@ from lilo_engine.commands.dispatch import Dispatcher
 from lilo_engine.commands.launcher import Launcher, RunningBackend
 from lilo_engine.commands.supervisor import Supervisor
 from lilo_engine.commands.threads import in_thread
+from lilo_engine.console.overview import overview
+from lilo_engine.console.recorder import Recorder
 from lilo_engine.engine_client import EngineState, Phase
 from lilo_engine.errors import BackendLost, Gone, InvalidRequest, LiloError, Unavailable
 from lilo_engine.journal import Journal
@@ -73,6 +75,8 @@ class Engine:
         self._definition = definition
         self._journal = journal
         self._work = Work(definition)
+        self.recorder = Recorder(context=definition.context)
+        """What the lanes did."""
         self._supervisor = Supervisor(launcher)
         self._serving: Serving | None = None
         self._info: BackendInfo | None = None
@@ -151,6 +155,11 @@ class Engine:
             max_forward_backward_batch=self._work.scheduler.budget.max_requests,
         )
 
+    def overview(self) -> dict[str, Any]:
+        """What waits and why, what runs, and which models there are: plain values, for a console."""
+        models = self._work.roster.all_resident()
+        return overview(models, self._work.scheduler, self.recorder)
+
     async def drain(self) -> None:
         """Take no more work; return when what runs and what is being published has ended.
 
@@ -187,6 +196,7 @@ class Engine:
                 info=self._info,
                 work=self._work,
                 journal=self._journal,
+                recorder=self.recorder,
                 draining=self._draining,
             )
             cause = await self._serving.run()
@@ -195,6 +205,7 @@ class Engine:
         finally:
             serving, self._serving, self._info = self._serving, None, None
             self._last_health = None
+            self.recorder.lost()
             if serving is not None:
                 serving.idle.set()
                 useful = serving.num_slots_taken > 0

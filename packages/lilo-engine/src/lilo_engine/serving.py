@@ -19,6 +19,7 @@ import anyio.abc
 from lilo_engine.commands.command import BackendInfo, CaptureId, Destination, Published
 from lilo_engine.commands.dispatch import Dispatcher, Outcome
 from lilo_engine.commands.launcher import EXIT_NEWS_LIMIT_S, RunningBackend
+from lilo_engine.console.recorder import Recorder
 from lilo_engine.errors import BackendLost, CommandFailed, Gone, LiloError, Saturated
 from lilo_engine.journal import Journal
 from lilo_engine.operations.ledger import Entry
@@ -47,6 +48,7 @@ class Serving:
     info: BackendInfo
     work: Work
     journal: Journal
+    recorder: Recorder
     draining: anyio.Event
     """Set: nothing new is started."""
     idle: anyio.Event = field(default_factory=anyio.Event)
@@ -81,7 +83,9 @@ class Serving:
                 case Create():
                     await self._create(dispatcher, step.model)
                 case Unload():
+                    span = self.recorder.begin("gpu", "unload", (step.model_id,))
                     await dispatcher.unload(step.model_id)
+                    self.recorder.end(span)
                     self.num_slots_taken -= 1
                 case Plan():
                     await self._carry_out(dispatcher, step, lanes)
@@ -98,7 +102,9 @@ class Serving:
                 "end a session, or wait until an idle one expires, and create the model again"
             )
         else:
+            span = self.recorder.begin("gpu", "create", (request.model_id,))
             error = await dispatcher.create(request)
+            self.recorder.end(span, failed=error is not None)
         if error is None:
             self.num_slots_taken += 1
             error = await self._record_model(model)
@@ -149,7 +155,9 @@ class Serving:
                 await self._steps(dispatcher, plan)
                 return
             case LoadState():
+                span = self.recorder.begin("gpu", "load", (operation.model_id,), reason=plan.reason)
                 outcome = await dispatcher.load(operation, model.window)
+                self.recorder.end(span, failed=isinstance(outcome, LiloError))
             case SaveState() | SaveSampler():
                 await self._capture(dispatcher, plan, operation, lanes)
                 return
@@ -164,7 +172,9 @@ class Serving:
         models = [self._model_of(entry) for entry in plan.entries]
         for index, (entry, model) in enumerate(zip(plan.entries, models, strict=True)):
             assert isinstance(entry.operation, OptimStep)
+            span = self.recorder.begin("gpu", "optim_step", (model.model_id,), reason=plan.reason)
             outcome = await dispatcher.step(entry.operation, model.window)
+            self.recorder.end(span, failed=isinstance(outcome, LiloError))
             self._settle(model, plan, index, outcome)
             self.work.settled(model)
 
@@ -179,7 +189,9 @@ class Serving:
             assert isinstance(entry.operation, ForwardBackward)
             operations.append((entry.request_id, entry.operation))
             models.append(self._model_of(entry))
+        span = self.recorder.begin_passes(plan.entries, plan.reason)
         outcomes = await dispatcher.passes(operations, [model.window for model in models])
+        self.recorder.end(span, failed=sum(isinstance(o, LiloError) for o in outcomes))
         for index, (model, outcome) in enumerate(zip(models, outcomes, strict=True)):
             self._settle(model, plan, index, outcome)
         for model in models:
@@ -204,7 +216,9 @@ class Serving:
     ) -> None:
         assert plan.lane != "gpu", "a save has its reservation"
         model = self.work.roster.resident(operation.model_id)
+        span = self.recorder.begin("gpu", "capture", (operation.model_id,), reason=plan.reason)
         captured = await dispatcher.capture(operation)
+        self.recorder.end(span, failed=isinstance(captured, LiloError))
         self.work.settled(model)
         if isinstance(captured, LiloError):
             self.work.scheduler.lanes.release(plan.lane, operation.model_id)
@@ -222,7 +236,9 @@ class Serving:
         capture_id: CaptureId,
     ) -> None:
         destination = _destination(model, operation)
+        span = self.recorder.begin(lane, "persist", (operation.model_id,), reason=plan.reason)
         published = await dispatcher.persist(capture_id, destination)
+        self.recorder.end(span, failed=isinstance(published, LiloError))
         outcome: Saved | LiloError
         if isinstance(published, LiloError):
             outcome = published

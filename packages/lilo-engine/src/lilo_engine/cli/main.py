@@ -37,6 +37,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "Rent machines for a definition; --dry-run prints what would be created.",
         ),
         "bench": ("lilo_engine.cli.bench:app", "Measure the engine; --simulate: many clients."),
+        "trace": ("lilo_engine.cli.trace:trace", "Write the timeline of a server's lanes."),
+        "report": ("lilo_engine.cli.report:report", "Where the time of a run went."),
         "keys": ("lilo_engine.cli.keys:app", "API keys: make, list, revoke."),
         "doctor": (
             "lilo_engine.cli.doctor:doctor",
