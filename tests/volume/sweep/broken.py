@@ -7,7 +7,8 @@ from dataclasses import fields
 
 from lilo_volume.copying import CopyInstall, read_report
 from lilo_volume.manifest import attempt_folder
-from lilo_volume.publish import Publisher, Report
+from lilo_volume.publish import Publisher
+from lilo_volume.reports import Report
 from lilo_volume.testing.sweep import NODES, WORLD_SIZE
 from lilo_volume.testing.sweep.protocols import (
     content,

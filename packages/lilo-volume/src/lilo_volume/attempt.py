@@ -24,7 +24,8 @@ from lilo_volume.group import Group
 from lilo_volume.log import warn
 from lilo_volume.manifest import FileEntry, attempt_folder, check_file_name
 from lilo_volume.publication import Publication
-from lilo_volume.publish import Install, Publisher, Report
+from lilo_volume.publish import Install, Publisher
+from lilo_volume.reports import Report
 from lilo_volume.steps import OnStep
 from lilo_volume.volume import Volume
 

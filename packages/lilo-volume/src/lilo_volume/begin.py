@@ -105,14 +105,27 @@ def open_attempt(
     )
     if len(nodes) == 1:
         return beginning
+    joined = _joined(beginning, publication[1], identities)
+    return replace(beginning, changed=(*beginning.changed, *joined))
+
+
+def _joined(
+    beginning: Beginning, record: bytes, identities: Sequence[Identity]
+) -> tuple[Path, ...]:
+    """As `_join`; an attempt that is refused there leaves nothing behind."""
     try:
-        joined = _join(beginning, publication[1], identities)
+        return _join(beginning, record, identities)
     except GroupTimeout:
         raise
     except VolumeError:
-        discard(volume, named, publication[0], steps, timeout_s=timeout_s)
+        discard(
+            beginning.volume,
+            beginning.group,
+            beginning.publication,
+            beginning.steps,
+            timeout_s=beginning.timeout_s,
+        )
         raise
-    return replace(beginning, changed=(*beginning.changed, *joined))
 
 
 def _introduced(

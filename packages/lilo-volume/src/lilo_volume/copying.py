@@ -24,7 +24,8 @@ from lilo_volume.files import make_folders, remove_tree
 from lilo_volume.log import warn
 from lilo_volume.manifest import FileEntry, attempt_folder, check_file_name
 from lilo_volume.node import is_leader
-from lilo_volume.publish import Publisher, Report
+from lilo_volume.publish import Publisher
+from lilo_volume.reports import Report
 from lilo_volume.volume import Volume
 
 _BLOCK_BYTES = 4 * 1024 * 1024

@@ -14,9 +14,8 @@ may be taken twice. All ranks take part in the same collectives on every path.
 from __future__ import annotations
 
 import importlib
-import itertools
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,36 +30,19 @@ from lilo_volume.errors import (
     OutcomeUnknown,
     PublishRefused,
     RankFailed,
-    UnexpectedFiles,
     VolumeError,
 )
 from lilo_volume.log import warn
 from lilo_volume.manifest import FileEntry, Manifest, Receipt, attempt_folder, name_folder, parse
 from lilo_volume.node import NamedGroup, is_leader
 from lilo_volume.publication import Publication
+from lilo_volume.reports import Report, checked_files, expected_by, sources_of, without_repeats
 from lilo_volume.scan import Found, newest, remove_attempt, scan
 from lilo_volume.send import send_manifest
 from lilo_volume.steps import Steps
 from lilo_volume.volume import Volume
 
 _POLL_S = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What one rank brings to the publication."""
-
-    files: tuple[FileEntry, ...]
-    """Sorted by path."""
-    expected: tuple[str, ...] | None
-    failure: str | None
-
-    @classmethod
-    def of(
-        cls, files: Iterable[FileEntry], expected: tuple[str, ...] | None, failure: str | None
-    ) -> Report:
-        """A report with its files in order."""
-        return cls(tuple(sorted(files, key=lambda entry: entry.path)), expected, failure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +231,7 @@ class Publisher:
             leader = self.nodes.index(self.nodes[rank])
             if (failure := commits[leader]) is not None:
                 return RankFailed(self.label, leader, self.nodes[leader], failure)
-        sources = _sources(owners, self.nodes)
+        sources = sources_of(owners, self.nodes)
         return MissingFiles(self.label, tuple(sorted(wrong)), len(files), sources)
 
     def _not_committed(self, files: tuple[FileEntry, ...]) -> set[str]:
@@ -306,7 +288,7 @@ class Publisher:
             ),
             metadata=dict(notes.metadata),
             created_unix_ms=created_unix_ms,
-            expected=tuple(sorted(_expected(reports))),
+            expected=tuple(sorted(expected_by(reports))),
             lineage=dict(notes.lineage),
         )
 
@@ -333,66 +315,10 @@ class Publisher:
             warn("%s is published, and then: %s", self.label, error)
 
 
-def checked_files(
-    label: str, nodes: tuple[str, ...], reports: list[Report]
-) -> tuple[FileEntry, ...]:
-    """All files of all ranks, sorted; pure.
-
-    Raises:
-        RankFailed: a rank says so; the lowest one is named.
-        MissingFiles, UnexpectedFiles: they are not what was expected, or two ranks wrote the same.
-    """
-    for rank, report in enumerate(reports):
-        if report.failure is not None:
-            raise RankFailed(label, rank, nodes[rank], report.failure)
-    files = sorted((e for report in reports for e in report.files), key=lambda e: e.path)
-    paths = [entry.path.casefold() for entry in files]
-    twice = {path for path, following in itertools.pairwise(paths) if path == following}
-    if twice:
-        raise UnexpectedFiles(label, tuple(sorted(twice)), "were written twice")
-    have = {entry.path for entry in files}
-    declared = any(report.expected is not None for report in reports)
-    expected = _expected(reports)
-    if missing := sorted(expected - have):
-        sources = _sources(_asked(reports, missing), nodes)
-        raise MissingFiles(label, tuple(missing), len(expected), sources)
-    if declared and (extra := sorted(have - expected)):
-        raise UnexpectedFiles(label, tuple(extra), "nobody expected")
-    if not files:
-        raise PublishRefused(f"checkpoint {label!r} has no files; a checkpoint has at least one")
-    return tuple(files)
-
-
-def without_repeats(reports: list[Report]) -> list[Report]:
-    """Reports in which a file that several nodes see alike is the first one's: their views may be one."""
-    seen: set[FileEntry] = set()
-    kept: list[Report] = []
-    for report in reports:
-        files = tuple(entry for entry in report.files if entry not in seen)
-        seen.update(files)
-        kept.append(Report(files, report.expected, report.failure))
-    return kept
-
-
 def _later_than(older: list[Found]) -> int:
     """Now, or just after what is replaced if the clock went back."""
     times = [f.manifest.created_unix_ms + 1 for f in older if f.manifest is not None]
     return max([time.time_ns() // 1_000_000, *times])
-
-
-def _expected(reports: list[Report]) -> frozenset[str]:
-    wanted = [report.expected for report in reports if report.expected is not None]
-    return frozenset[str]().union(*wanted)
-
-
-def _asked(reports: list[Report], missing: list[str]) -> list[int]:
-    """Ranks that alone declared a missing file, and so should have written it; none if all declared all."""
-    ranks = [r for r, report in enumerate(reports) if set(missing) & set(report.expected or ())]
-    return [] if len(ranks) == len(reports) else ranks
-
-
-def _sources(ranks: Iterable[int], nodes: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(f"rank {rank} on node {nodes[rank]}" for rank in ranks)
 
 
 def _content(manifest: Manifest) -> tuple[object, ...]:
