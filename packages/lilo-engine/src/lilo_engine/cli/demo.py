@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
-from lilo_volume import LocalVolume, open_named
+from lilo_volume import open_named
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from lilo_engine.config import DataFolder
 from lilo_engine.operations.reference import CheckpointRef
+from lilo_engine.storage import open_checkpoints
 
 if TYPE_CHECKING:
     from lilo_engine.demo.rl_arithmetic import StepReport
@@ -140,7 +141,7 @@ def _report(console: Console, outcome: Outcome, folder: Path, picture: Path) -> 
 def _folder_of(path: str, data_dir: Path) -> Path:
     """Where the files of a checkpoint lie; their digests are checked on the way."""
     ref = CheckpointRef.parse(path)
-    volume = LocalVolume(DataFolder(root=data_dir).checkpoints)
+    volume = open_checkpoints(DataFolder(root=data_dir).checkpoints)
     return open_named(volume, ref.run_id, ref.kind, ref.name, verify="full").folder
 
 

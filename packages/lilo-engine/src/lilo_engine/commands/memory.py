@@ -13,9 +13,10 @@ import os
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
-from lilo_volume import LocalVolume, SoloGroup, begin, open_named
+from lilo_volume import SoloGroup, begin, open_named
 from lilo_volume.errors import CheckpointMissing, NameTaken
 
 from lilo_engine.commands.backend import BackendConfig, CaptureKind
@@ -37,6 +38,7 @@ from lilo_engine.operations.losses import LOSSES
 from lilo_engine.operations.operation import AdamParams, LoraSpec, ModelId
 from lilo_engine.operations.reference import CheckpointRef
 from lilo_engine.operations.tensor import Tensor
+from lilo_engine.storage import open_checkpoints
 
 PUBLISH_LIMIT_S = 60.0
 """A few hundred bytes on a local disk; a limit all the same."""
@@ -48,7 +50,7 @@ class MemoryBackend:
 
     def __init__(self, config: BackendConfig) -> None:
         self._definition = config.definition
-        self._volume = LocalVolume(config.checkpoints_root)
+        self._volume = open_checkpoints(Path(config.checkpoints_root))
         self._adapters: dict[ModelId, MemoryAdapter] = {}
         self._captures: dict[CaptureId, tuple[MemoryAdapter, CaptureKind]] = {}
         self._numbers = itertools.count(1)
