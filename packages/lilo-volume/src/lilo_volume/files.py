@@ -16,6 +16,8 @@ from lilo_volume.flusher import Flusher
 from lilo_volume.manifest import RECORD_NAME, FileEntry
 from lilo_volume.reserve import Reserve
 
+_REMOVALS = 5
+"""How often a folder into which somebody still writes is emptied before that is an error."""
 _BLOCK_BYTES = 512 * 1024
 """Small pieces (pickles, zip records) are gathered to one block; large ones go out in blocks of this size, which
 are still in the processor's cache when they are digested after the kernel has copied them. Copying reads memory
@@ -167,18 +169,38 @@ def make_folders(root: Path, relative: str) -> list[Path]:
 def remove_tree(place: Path) -> None:
     """Remove a folder and all below it, the note of an attempt last: what a crash leaves still tells what it was.
 
+    A rank that does not know yet that the attempt is over may write a file meanwhile; then it starts again.
+
     Raises:
         OSError: it is not there, or cannot be removed.
     """
+    note = place / RECORD_NAME
+    kept = note.read_bytes() if note.is_file() and not note.is_symlink() else None
+    for _ in range(_REMOVALS):
+        _remove_all_but(place, RECORD_NAME)
+        with contextlib.suppress(FileNotFoundError):
+            note.unlink()
+        try:
+            place.rmdir()
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            if kept is not None:
+                note.write_bytes(kept)
+        else:
+            return
+    raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(place))
+
+
+def _remove_all_but(place: Path, kept: str) -> None:
     with os.scandir(place) as found:
-        items = [item for item in found if item.name != RECORD_NAME]
+        items = [item for item in found if item.name != kept]
     for item in items:
         with contextlib.suppress(FileNotFoundError):
             if item.is_dir(follow_symlinks=False):
                 remove_all(item.path)
             else:
                 os.unlink(item.path)
-    remove_all(place)
 
 
 def remove_all(folder: str | Path) -> None:
