@@ -14,6 +14,7 @@ import typer
 from lilo_definitions import Definition, DefinitionError, Part
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 app = typer.Typer(
     name="definitions",
@@ -34,18 +35,17 @@ def list_definitions(as_json: _Json = False) -> None:
     if as_json:
         print(json.dumps([_summary(definition) for definition in found], indent=2))
         return
+    # Two lines each: names are long, and a terminal may have 80 columns.
     table = Table(box=None, pad_edge=False)
-    table.add_column("name", no_wrap=True)
+    table.add_column("name and summary")
     for title in ("context", "adapters", "ranks"):
         table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("summary")
     for definition in found:
         table.add_row(
-            definition.name,
+            Text.assemble((definition.name, "bold"), f"\n  {definition.summary}"),
             f"{definition.context:,}",
             f"{definition.lora.slots} of rank {definition.lora.max_rank}",
             f"{definition.topology.world_size} {definition.topology.device}",
-            definition.summary,
         )
     Console(highlight=False).print(table)
 
