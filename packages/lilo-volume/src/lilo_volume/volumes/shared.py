@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import stat
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -26,6 +25,8 @@ from typing import TypeVar
 
 from lilo_volume.config import node_id, process_id
 from lilo_volume.errors import FileMissing, InvalidPath
+from lilo_volume.files import remove_tree
+from lilo_volume.manifest import RECORD_NAME
 from lilo_volume.naming import check_relative
 from lilo_volume.volume import Entry
 from lilo_volume.volumes.local import LOCKS, LocalVolume, translating
@@ -175,12 +176,14 @@ def _without_stale(action: Callable[[], T]) -> T:
 
 
 def _remove_tree(place: Path) -> None:
-    """Remove a folder; files of it that are open on this host keep it there, under names of the file system's own."""
+    """Remove a folder; what of it is open on this host keeps it there, with its note, for a later collection."""
     try:
-        shutil.rmtree(place)
+        remove_tree(place)
     except OSError as error:
         ghosts_only = all(
-            name.startswith(_GHOST) for _, _, names in os.walk(place) for name in names
+            name.startswith(_GHOST) or name == RECORD_NAME
+            for _, _, names in os.walk(place)
+            for name in names
         )
         if error.errno not in (errno.ENOTEMPTY, errno.EBUSY) or not ghosts_only:
             raise
