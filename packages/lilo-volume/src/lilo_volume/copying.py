@@ -11,6 +11,7 @@ place (`Attempt.create`) where you can. Called by `Attempt.publish_from`.
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import itertools
 import os
@@ -150,7 +151,8 @@ def clear_source(publisher: Publisher, source: str) -> None:
     """After a publication, on every rank: what was copied goes from every view. Never raises for that."""
     try:
         if is_leader(publisher.nodes, publisher.group.rank):
-            with publisher.steps.named("clear source"):
+            # Nodes of a shared directory have one view: somebody else may have been quicker.
+            with publisher.steps.named("clear source"), contextlib.suppress(FileNotFoundError):
                 remove_tree(publisher.volume.local_path(source))
     except Exception as error:  # the checkpoint is published: nothing may be refused from here on
         warn("%s was copied, and is left in a view: %s", source, error)
