@@ -155,6 +155,36 @@ def test_a_recipe_that_returns_something_else_is_refused_where_it_is_written():
     assert "dict" in message
 
 
+@pytest.mark.parametrize(
+    ("text", "asked", "words"),
+    [
+        ("def mine(:\n", ":mine", [":1: ", "not Python"]),
+        ("x = 1\nimport a_module_that_is_not_there\n", ":mine", [":2: ", "ModuleNotFoundError"]),
+        (HEAD + "    return tiny()\n", ":yours", [":1: ", "'yours'", "there are: mine"]),
+        (HEAD + "    return tiny()\ndef two(): ...\n", "", [":1: ", "mine, two"]),
+        (
+            HEAD + "    return tiny()\nlarge = Lora(slots=0, max_rank=1, alpha=1.0)\n",
+            "",
+            [":6: ", "lora.slots is 0"],
+        ),
+    ],
+)
+def test_a_python_file_that_cannot_be_run_says_where(text, asked, words, tmp_path):
+    path = tmp_path / "recipes.py"
+    path.write_text(text)
+    message = refusal(lambda: lilo_definitions.get(f"{path}{asked}"))
+    assert message.startswith(f"{path}{words[0]}")
+    for word in words[1:]:
+        assert word in message
+
+
+def test_a_python_file_stands_for_a_name(tmp_path):
+    path = tmp_path / "recipes.py"
+    path.write_text(HEAD + "    return tiny().derive(name='mine', lora={'slots': 64})\n")
+    assert lilo_definitions.get(f"{path}:mine").lora.slots == 64
+    assert lilo_definitions.get(str(path)) == lilo_definitions.get(f"{path}:mine")
+
+
 def test_there_are_more_than_forty():
     assert len(YAML) + len(FILES) + len(PYTHON) >= 40
 

@@ -2,8 +2,8 @@
 
 Packages add definitions through the entry-point group `lilo.definitions`: each entry point is a mapping from a name to
 a function without arguments that returns the `Definition` of that name. Ours is `BUILTIN`. Nothing is built before it
-is asked for, so that listing names stays cheap and one broken definition does not hide the others. A path to a YAML
-file stands for a name wherever one is asked for (`yaml_file.py`).
+is asked for, so that listing names stays cheap and one broken definition does not hide the others. A path to a
+file stands for a name wherever one is asked for (`yaml_file.py`, `python_file.py`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from lilo_definitions.definition import Definition
 from lilo_definitions.errors import InvalidDefinition, UnknownDefinition
 from lilo_definitions.families import qwen3, qwen3_5, smollm2
 from lilo_definitions.families.tiny import tiny
+from lilo_definitions.python_file import is_python_file, load_python
 from lilo_definitions.recipe import build
 
 FILE_SUFFIXES = (".yaml", ".yml")
@@ -45,7 +46,7 @@ def names() -> tuple[str, ...]:
 
 
 def get(name: str) -> Definition:
-    """The definition of this name, or of the YAML file at this path (`*.yaml`, `*.yml`).
+    """The definition of this name, of the YAML file at this path (`*.yaml`, `*.yml`), or of `FILE.py:FUNCTION`.
 
     Raises:
         UnknownDefinition: there is none; the message lists the nearest names.
@@ -56,6 +57,8 @@ def get(name: str) -> Definition:
         from lilo_definitions.yaml_file import load_file  # noqa: PLC0415
 
         return load_file(Path(name).expanduser(), get)
+    if is_python_file(name):
+        return load_python(name)
     recipes = _recipes()
     if name not in recipes:
         raise UnknownDefinition(_unknown(name, tuple(sorted(recipes))))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pydantic
 from pydantic import ValidationError
@@ -16,6 +17,8 @@ from pydantic import ValidationError
 from lilo_definitions import problems
 from lilo_definitions.definition import Definition
 from lilo_definitions.errors import DefinitionError, InvalidDefinition
+
+Result = TypeVar("Result")
 
 _HERE = Path(__file__).parent
 _MACHINERY = (Path(pydantic.__file__).parent, *_HERE.glob("*.py"))
@@ -29,24 +32,39 @@ def build(name: str, recipe: Callable[[], object]) -> Definition:
         InvalidDefinition: it raises, or returns something else; one line with file, line, field, value, and what is
             allowed.
     """
-    try:
-        definition = recipe()
-    except ValidationError as error:
-        where = _raised_at(error) or _written_at(recipe)
-        raise InvalidDefinition(problems.sentences(error, lambda _: where)) from error
-    except DefinitionError:
-        raise
-    except Exception as error:  # translated: a recipe is data of somebody else
-        where = _raised_at(error) or _written_at(recipe)
-        raise InvalidDefinition(
-            f"{where}: definition {name!r} cannot be built: {type(error).__name__}: {' '.join(str(error).split())}"
-        ) from error
+    definition = translated(name, recipe, _written_at(recipe))
     if not isinstance(definition, Definition):
         raise InvalidDefinition(
             f"{_written_at(recipe)}: definition {name!r} is a {type(definition).__name__}; "
             "its function must return a Definition"
         )
     return definition
+
+
+def translated(name: str, call: Callable[[], Result], elsewhere: str) -> Result:
+    """Call it; what it raises becomes an `InvalidDefinition` with the line of its own code.
+
+    Args:
+        name: of the definition, or of the file that holds it.
+        call: a recipe, or the running of a file.
+        elsewhere: `FILE:LINE` if no line of its own raised.
+    """
+    try:
+        return call()
+    except ValidationError as error:
+        where = _raised_at(error) or elsewhere
+        raise InvalidDefinition(problems.sentences(error, lambda _: where)) from error
+    except DefinitionError:
+        raise
+    except SyntaxError as error:
+        raise InvalidDefinition(
+            f"{error.filename}:{error.lineno}: this is not Python: {error.msg}"
+        ) from error
+    except Exception as error:  # translated: a recipe is data of somebody else
+        where = _raised_at(error) or elsewhere
+        raise InvalidDefinition(
+            f"{where}: definition {name!r} cannot be built: {type(error).__name__}: {' '.join(str(error).split())}"
+        ) from error
 
 
 def _raised_at(error: BaseException) -> str | None:
