@@ -1,0 +1,337 @@
+"""Random interleavings of everything a client and a trainer can do, against a serial reference.
+
+Whatever happens, at the end: every operation has an answer, none ran twice, those of one model ran in the order of
+their numbers, and every number that was computed equals that of a trainer which ran the model's operations alone.
+"""
+
+import itertools
+import tempfile
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+import hypothesis.strategies as st
+from anyio.from_thread import start_blocking_portal
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from lilo_definitions import get
+from lilo_engine.commands.backend import BackendConfig
+from lilo_engine.commands.command import Batch, WorkItem
+from lilo_engine.commands.launcher import MemoryLauncher
+from lilo_engine.commands.memory import MemoryBackend
+from lilo_engine.engine import Engine
+from lilo_engine.errors import BackendLost, CommandFailed, Gone, InvalidRequest, Unavailable
+from lilo_engine.journal import MemoryJournal
+from lilo_engine.operations.operation import ForwardBackward, ModelId, OptimStep, SaveState
+from lilo_engine.operations.result import Complete, Failed, Pending
+
+from tests.engine.conftest import Build, HeldBackend
+
+BUILD = Build()
+TINY = get("tiny")
+LIMIT_S = 30
+KINDS = ("pass", "forward", "bad pass", "step", "save", "publish")
+LIVE = 5
+
+
+class Client:
+    """One model and everything that was sent for it."""
+
+    def __init__(self, name, creation):
+        self.name = name
+        self.creation = creation
+        self.sent = {}
+        """Number -> (operation, request id)."""
+        self.ended = False
+
+    def unsent(self, skip):
+        return next(
+            itertools.islice((n for n in itertools.count(1) if n not in self.sent), skip, None)
+        )
+
+
+def operation(kind, name, number):
+    match kind:
+        case "pass":
+            return BUILD.forward_backward(name, number, datums=(BUILD.datum(n=number % 5 + 1),))
+        case "forward":
+            return BUILD.forward_backward(name, number, forward_only=True)
+        case "bad pass":
+            return BUILD.forward_backward(name, number, loss="nonsense")
+        case "step":
+            return BUILD.step(name, number)
+        case "save":
+            return BUILD.save(name, number, name=f"state-{number}")
+        case _:
+            return BUILD.publish(name, number, name=f"snapshot-{number}")
+
+
+class Interleavings(RuleBasedStateMachine):
+    """A running engine over a trainer in memory; every rule is something that happens."""
+
+    def __init__(self):
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.portal_context = start_blocking_portal()
+        self.portal = self.portal_context.__enter__()
+        self.launcher = MemoryLauncher(
+            definition=TINY, checkpoints_root=Path(self.folder.name), factory=HeldBackend
+        )
+        self.engine = self.portal.call(self._build)
+        self.running = self.portal.start_task_soon(self.engine.run)
+        self.names = (f"m{i}" for i in itertools.count())
+        self.clients = []
+        self.new_client()
+
+    async def _build(self):
+        return Engine(definition=TINY, launcher=self.launcher, journal=MemoryJournal())
+
+    @property
+    def live(self):
+        return [client for client in self.clients if not client.ended]
+
+    @property
+    def backend(self):
+        return self.launcher.started[-1].backend
+
+    def pick(self, index, among):
+        return among[index % len(among)]
+
+    def finished(self, request_id):
+        async def wait():
+            with anyio.fail_after(LIMIT_S):
+                return await self.engine.retrieve(request_id, LIMIT_S)
+
+        return self.portal.call(wait)
+
+    # What clients do.
+
+    @precondition(lambda self: len(self.live) < LIVE)
+    @rule()
+    def new_client(self):
+        name = next(self.names)
+        client = Client(name, self.portal.call(self.engine.create_model, BUILD.model(name)))
+        self.clients.append(client)
+        if not self.launcher.started or not self.backend.held:
+            assert isinstance(self.finished(client.creation), Complete)
+
+    @precondition(lambda self: self.live)
+    @rule(which=st.integers(0, 99), kind=st.sampled_from(KINDS), skip=st.integers(0, 2))
+    def submit(self, which, kind, skip):
+        client = self.pick(which, self.live)
+        number = client.unsent(skip)
+        asked = operation(kind, client.name, number)
+        client.sent[number] = (asked, self.portal.call(self.engine.submit, asked))
+
+    @precondition(lambda self: self.live)
+    @rule(which=st.integers(0, 99))
+    def submit_twice_at_once(self, which):
+        client = self.pick(which, self.live)
+        number = client.unsent(0)
+        asked = operation("pass", client.name, number)
+        ids = []
+
+        async def send():
+            ids.append(await self.engine.submit(asked))
+
+        async def both():
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(send)
+                tasks.start_soon(send)
+
+        self.portal.call(both)
+        assert ids[0] == ids[1]
+        client.sent[number] = (asked, ids[0])
+
+    @precondition(lambda self: any(client.sent for client in self.live))
+    @rule(which=st.integers(0, 99), number=st.integers(0, 99))
+    def retry(self, which, number):
+        client = self.pick(which, [client for client in self.live if client.sent])
+        asked, request_id = client.sent[self.pick(number, sorted(client.sent))]
+        assert self.portal.call(self.engine.submit, asked) == request_id
+
+    @precondition(lambda self: any(client.sent for client in self.live))
+    @rule(which=st.integers(0, 99), number=st.integers(0, 99))
+    def use_a_number_twice(self, which, number):
+        client = self.pick(which, [client for client in self.live if client.sent])
+        used = self.pick(number, sorted(client.sent))
+        other = BUILD.forward_backward(client.name, used, datums=(BUILD.datum(n=9),))
+        try:
+            self.portal.call(self.engine.submit, other)
+        except InvalidRequest:
+            return
+        raise AssertionError("another payload under a used number was taken")
+
+    @precondition(lambda self: any(client.sent for client in self.clients))
+    @rule(which=st.integers(0, 99), number=st.integers(0, 99))
+    def poll(self, which, number):
+        client = self.pick(which, [client for client in self.clients if client.sent])
+        _, request_id = client.sent[self.pick(number, sorted(client.sent))]
+        try:
+            state = self.portal.call(self.engine.retrieve, request_id, 0)
+        except Gone:
+            assert client.ended
+        else:
+            assert isinstance(state, Pending | Complete | Failed)
+
+    @precondition(lambda self: len(self.live) > 1)
+    @rule(which=st.integers(0, 99))
+    def unload(self, which):
+        client = self.pick(which, self.live)
+        client.ended = True
+        self.portal.call(self.engine.unload, ModelId(client.name), "its client left")
+
+    # What the trainer does.
+
+    @precondition(lambda self: not self.backend.held)
+    @rule(command=st.sampled_from(["forward_backward", "optim_step", "persist", "capture"]))
+    def hold(self, command):
+        self.backend.hold(command)
+
+    @precondition(lambda self: self.backend.held)
+    @rule()
+    def let_go(self):
+        for command in list(self.backend.held):
+            self.backend.let_go(command)
+
+    @rule(command=st.sampled_from(["forward_backward", "optim_step", "persist", "capture"]))
+    def fail_once(self, command):
+        self.backend.raises[command] = CommandFailed(f"{command} was made to fail")
+
+    @precondition(lambda self: self.live)
+    @rule()
+    def lose_the_trainer(self):
+        lost = self.backend
+        # A trainer that never held a model would count as one that cannot live.
+        self.let_go()
+        for client in self.live:
+            self.finished(client.creation)
+        epoch = self.portal.call(self.engine.state).epoch
+        self.launcher.started[-1].lose("the power went")
+        self.portal.call(self._until_served, epoch)
+        assert self.backend is not lost
+        for client in self.live:
+            client.ended = True
+        self.new_client()
+
+    async def _until_served(self, epoch):
+        with anyio.fail_after(LIMIT_S):
+            while True:
+                state = await self.engine.state()
+                if state.epoch > epoch and state.phase == "serving":
+                    return
+                await anyio.lowlevel.checkpoint()
+
+    # What must hold.
+
+    @invariant()
+    def nobody_is_passed_over_too_often(self):
+        seen = self.portal.call(self._overview)
+        for row in seen["queue"]:
+            assert row["passed_over"] <= max(1, len(seen["models"])), row
+
+    async def _overview(self):
+        return self.engine.overview()
+
+    def teardown(self):
+        try:
+            if self.clients:
+                self._end_well()
+        finally:
+            self.let_go()
+            self.running.cancel()
+            self.portal_context.__exit__(None, None, None)
+            self.folder.cleanup()
+
+    def _end_well(self):
+        self.let_go()
+        for client in self.live:
+            for number in range(1, max(client.sent, default=0)):
+                if number not in client.sent:
+                    asked = operation("forward", client.name, number)
+                    client.sent[number] = (asked, self.portal.call(self.engine.submit, asked))
+        for client in self.clients:
+            states = {}
+            for number, (_, request_id) in sorted(client.sent.items()):
+                states[number] = self._last_state(client, request_id)
+            with tempfile.TemporaryDirectory() as root:
+                _check_alone(client, states, Path(root))
+        _check_order([s.backend.log for s in self.launcher.started])
+
+    def _last_state(self, client, request_id):
+        try:
+            state = self.finished(request_id)
+        except Gone:
+            # It was fetched before its model ended, and is not kept for ever.
+            assert client.ended
+            return None
+        assert isinstance(state, Complete | Failed), f"{request_id} has no answer: {state}"
+        return state
+
+
+def _check_order(logs):
+    """No pass ran twice, and those of one model ran in order."""
+    ran = [
+        name
+        for log in logs
+        for entry in log
+        if entry[0] == "forward_backward"
+        for name in entry[1:]
+    ]
+    assert len(ran) == len(set(ran)), "an operation ran twice"
+    last = {}
+    for name in ran:
+        model, number = name.split(":")
+        assert last.get(model, 0) < int(number), f"{name} ran after {last[model]}"
+        last[model] = int(number)
+
+
+def _check_alone(client, states, root):
+    """The answers of a model are those of a trainer that runs its operations one by one."""
+    alone = MemoryBackend(BackendConfig(definition=TINY, checkpoints_root=str(root), epoch=1))
+    model_id = ModelId(client.name)
+    alone.create_adapter(model_id, BUILD.lora())
+    passes, spoiled = 0, False
+    for number in sorted(states):
+        asked, state = client.sent[number][0], states[number]
+        if state is None or (
+            isinstance(state, Failed) and isinstance(state.error, BackendLost | Gone | Unavailable)
+        ):
+            return
+        done = isinstance(state, Complete)
+        match asked:
+            case ForwardBackward():
+                if done:
+                    assert state.result.metrics == _pass(alone, asked).metrics, asked
+                    passes += not asked.forward_only
+                else:
+                    spoiled = spoiled or not asked.forward_only
+            case OptimStep():
+                if not done:
+                    # Refused for its window, or made to fail: the window begins anew either way.
+                    alone.drop_gradients(model_id)
+                else:
+                    assert passes
+                    assert not spoiled
+                    assert state.result.metrics == alone.optim_step(model_id, asked.params)
+                passes, spoiled = 0, False
+            case SaveState() | _:
+                pass
+
+
+def _pass(backend, asked):
+    item = WorkItem(operation_id="alone", model_id=asked.model_id, datums=asked.datums)
+    batch = Batch(
+        loss=asked.loss, config=asked.loss_config, forward_only=asked.forward_only, items=(item,)
+    )
+    (output,) = backend.forward_backward(batch)
+    return output
+
+
+TestInterleavings = Interleavings.TestCase
+TestInterleavings.settings = settings(
+    max_examples=30,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
