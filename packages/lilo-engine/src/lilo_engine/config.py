@@ -16,6 +16,7 @@ from platformdirs import user_data_path
 API_KEY_VARIABLE = "LILO_API_KEY"
 DATA_DIR_VARIABLE = "LILO_DATA_DIR"
 LOG_LEVEL_VARIABLE = "LILO_LOG_LEVEL"
+RECORDS_URL_VARIABLE = "LILO_RECORDS_URL"
 CHECKPOINT_VOLUME_VARIABLE = "LILO_CHECKPOINT_VOLUME"
 
 
@@ -59,6 +60,11 @@ class DataFolder:
 def api_key_from_environment() -> str | None:
     """The key a server accepts, and a local client sends."""
     return os.environ.get(API_KEY_VARIABLE) or None
+
+
+def records_url() -> str | None:
+    """Database for the records; None: the SQLite file in the data folder."""
+    return os.environ.get(RECORDS_URL_VARIABLE) or None
 
 
 def checkpoint_volume_name() -> str | None:

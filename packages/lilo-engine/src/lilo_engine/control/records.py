@@ -21,7 +21,7 @@ from alembic.config import Config
 from alembic.util import CommandError
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
-from sqlalchemy.exc import DatabaseError, OperationalError
+from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError, OperationalError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from lilo_engine.config import records_url
@@ -232,12 +232,12 @@ def _database(url: str) -> tuple[str, str]:
     try:
         parsed = sa.make_url(url)
         parsed.get_dialect().import_dbapi()
-    except sa.exc.ArgumentError as error:
+    except ArgumentError as error:
         raise ServerError(
             "LILO_RECORDS_URL is no URL of a database; expected for example "
             "postgresql+psycopg://USER:PASSWORD@HOST/NAME"
         ) from error
-    except (ImportError, sa.exc.NoSuchModuleError) as error:
+    except (ImportError, NoSuchModuleError) as error:
         raise ServerError(
             f"LILO_RECORDS_URL needs a driver that is not installed ({error}); for PostgreSQL: "
             "pip install 'lilo-engine[postgres]' and postgresql+psycopg://..."

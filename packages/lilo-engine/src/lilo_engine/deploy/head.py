@@ -28,7 +28,7 @@ from lilo_definitions import Definition
 from lilo_volume import VolumeError
 
 from lilo_engine.app import Parts, ServerSettings, build_app
-from lilo_engine.config import DataFolder, api_key_from_environment
+from lilo_engine.config import DataFolder, api_key_from_environment, records_url
 from lilo_engine.control.records import Records
 from lilo_engine.deploy.resume import Resume, find_resumes
 from lilo_engine.deploy.snapshots import FILE, Snapshots
@@ -92,7 +92,8 @@ class Life:
         )
         data.create()
         snapshots = self._snapshots()
-        snapshots.restore(data.root / FILE)
+        if records_url() is None:
+            snapshots.restore(data.root / FILE)
         resumes = self._resumes(data)
         parts = self.parts_of(self.surroundings.definition, data)
         self._admit(parts)
@@ -183,6 +184,8 @@ class Life:
             await anyio.to_thread.run_sync(self._snapshot, snapshots, data)
 
     def _snapshot(self, snapshots: Snapshots, data: DataFolder) -> None:
+        if records_url() is not None:
+            return  # They are on a database server, which outlives this container.
         try:
             snapshots.take(data.root / FILE)
         except (VolumeError, sqlite3.Error, OSError):

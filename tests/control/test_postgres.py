@@ -1,0 +1,91 @@
+"""The same control plane over PostgreSQL: needs LILO_TEST_RECORDS_URL, the address of a database that may be emptied."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from lilo_engine.app import open_control
+from lilo_engine.config import DataFolder
+from lilo_engine.control.records import Base
+from lilo_engine.control.sessions import NewSession
+from lilo_engine.errors import ServerError
+from lilo_engine.operations.reference import CheckpointRef
+
+from tests.control.conftest import Clock, Plane
+
+URL = os.environ.get("LILO_TEST_RECORDS_URL", "")
+
+pytestmark = pytest.mark.anyio
+needs_a_server = pytest.mark.skipif(not URL, reason="LILO_TEST_RECORDS_URL is not set")
+
+
+@pytest.fixture
+def plane(tmp_path, monkeypatch):
+    """A control plane whose records are on the server, empty at first."""
+    engine = sa.create_engine(URL)
+    with engine.begin() as connection:
+        connection.execute(sa.text("DROP SCHEMA public CASCADE"))
+        connection.execute(sa.text("CREATE SCHEMA public"))
+    engine.dispose()
+    monkeypatch.setenv("LILO_RECORDS_URL", URL)
+    data, clock = DataFolder(root=tmp_path), Clock()
+    data.create()
+    opened = Plane(data=data, clock=clock, control=open_control(data, clock))
+    yield opened
+    opened.control.records.close()
+
+
+@needs_a_server
+def test_the_schema_is_what_the_migrations_make(plane):
+    with plane.control.records.engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
+
+
+@needs_a_server
+async def test_runs_checkpoints_and_keys_are_kept_and_no_file_is_made(plane):
+    control = plane.control
+    session = await control.sessions.create(NewSession(sdk_version="0.38.0"), plane.now_s)
+    run = await plane.run(session)
+    await plane.save(run, "one")
+    key = control.keys.create("mine", plane.now_s)
+    again = plane.reopened()
+    assert [row.run_id for row in (await again.runs.listed(10, 0)).rows] == [run]
+    ref = CheckpointRef(run_id=run, kind="weights", name="one")
+    assert (await again.checkpoints.get(ref)).spec["base_model"] == "tiny"
+    assert [k.name for k in again.keys.listed()] == ["mine"]
+    assert key.startswith("tml-")
+    assert not (plane.data.root / "records.sqlite3").exists()
+
+
+@needs_a_server
+async def test_an_emptied_database_is_rebuilt_from_the_manifests(plane):
+    session = await plane.control.sessions.create(NewSession(), plane.now_s)
+    run = await plane.run(session)
+    await plane.save(run, "one")
+    await plane.snapshot(run, "two", None)
+    with plane.control.records.engine.begin() as connection:
+        connection.execute(sa.text("DROP SCHEMA public CASCADE"))
+        connection.execute(sa.text("CREATE SCHEMA public"))
+    again = plane.reopened()
+    assert {entry.ref.name for entry in await again.checkpoints.of_run(run)} == {"one", "two"}
+
+
+def test_a_database_that_does_not_answer_is_named_without_its_password(tmp_path, monkeypatch):
+    monkeypatch.setenv("LILO_RECORDS_URL", "postgresql+psycopg://lilo:secret@127.0.0.1:1/lilo")
+    data = DataFolder(root=tmp_path)
+    data.create()
+    with pytest.raises(ServerError, match=r"127\.0\.0\.1:1") as caught:
+        open_control(data)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_records_url_that_is_none_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("LILO_RECORDS_URL", "records.example.org")
+    data = DataFolder(root=tmp_path)
+    data.create()
+    with pytest.raises(ServerError, match="LILO_RECORDS_URL"):
+        open_control(data)
