@@ -101,9 +101,7 @@ def _candidate(
 
 def _state(found: Found, current: Found | None, faults: dict[str, str | None]) -> CandidateState:
     if not found.published:
-        # The note may have been on its way.
-        began = found.ours or f"{RECORD_NAME}.tmp" in found.sizes
-        return "unpublished" if began else "foreign"
+        return "unpublished" if found.ours else "foreign"
     if faults[found.folder] is not None:
         return "broken"
     # What was overwritten by a broken one is still what readers fall back to.

@@ -38,7 +38,9 @@ class Found:
     @property
     def ours(self) -> bool:
         """Whether lilo-volume made it; what others put there is never touched."""
-        return RECORD_NAME in self.sizes or self.published
+        # A process that died while it wrote the note leaves the note's temporary name.
+        begun = RECORD_NAME in self.sizes or f"{RECORD_NAME}.tmp" in self.sizes
+        return begun or self.published
 
     def name_part(self, index: int) -> str:
         """Collection (0), kind (1) or name (2): from the manifest, or read off the folder, else as encoded."""

@@ -1,0 +1,536 @@
+"""Rounds of publishing by real processes of which some are killed or stopped at random moments; told as JSON.
+
+2 nodes of 2 ranks, over the tcp group. This process never loads more than lilo-volume and starts every rank by fork,
+so that a round costs milliseconds. It ends only processes that it started, by their ids. Used by `kill.py` and by
+tests/volume/test_kill.py: `python proofs/_kill.py --rounds 200 --seed 1`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import faulthandler
+import json
+import os
+import random
+import secrets
+import select
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lilo_volume import (
+    Retention,
+    VolumeError,
+    begin,
+    collect_garbage,
+    held_latest,
+    latest,
+    survey,
+    tcp_group,
+)
+from lilo_volume.testing.emulator import Emulator, Modes
+from lilo_volume.volume import Volume
+from lilo_volume.volumes.local import LocalVolume
+
+NODES = ("node0", "node0", "node1", "node1")
+WORLD = len(NODES)
+COLLECTION, KIND = "run", "weights"
+SHARD_BYTES = 4096
+KEPT = 2
+POLICY = Retention(keep_last=KEPT, reader_guard_s=0, attempt_guard_s=0)
+UNKIND = Modes(commit_atomic=False, open_write="prefix")
+"""Commits appear path by path, with half of an open file. The other modes cost seconds a round; the sweep has them."""
+REFUSALS = ("PublishRefused", "MissingFiles", "UnexpectedFiles", "RankFailed", "NameTaken")
+"""Errors that promise that nothing was published."""
+HANG_S = 30.0
+"""A rank that has not ended by then hangs."""
+
+
+@dataclass
+class Tally:
+    """What happened, over all rounds."""
+
+    rounds: int = 0
+    killed: int = 0
+    stopped: int = 0
+    resumed: int = 0
+    whole: int = 0
+    """Rounds that published."""
+    readings: int = 0
+    """Times that a reader beside the publishers loaded a checkpoint whole."""
+    collections: int = 0
+    dead_collections: int = 0
+    steps_hit: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+    longest_wait_s: float = 0.0
+    """Of a rank in one collective, beyond the deadline it was given."""
+    longest_after_fault_s: float = 0.0
+    """From the fault to the end of the last rank that was not hit, less the deadline."""
+    most_files: int = 0
+    """In the committed state after a collection."""
+    violations: list[str] = field(default_factory=list)
+
+
+class Directory:
+    """Both nodes share one directory."""
+
+    name = "directory"
+
+    def __init__(self, folder: Path) -> None:
+        self._root = folder / "directory"
+        LocalVolume(self._root)
+
+    def start_round(self, rng: random.Random) -> None:
+        """Nothing to start."""
+
+    def open(self, node: str) -> Volume:
+        return LocalVolume(self._root)
+
+    def holds_server(self, process: int) -> bool:
+        return False
+
+
+class Views:
+    """Each node has its own view of an emulated volume; every round brings up new containers."""
+
+    name = "views"
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "views"
+        self._emulator = self._emulated()
+        self._containers = {
+            name: self._emulator.mount(name) for name in ("node0", "node1", "reader", "gc")
+        }
+
+    def start_round(self, rng: random.Random) -> None:
+        for node in ("node0", "node1"):
+            old = self._containers[node]
+            # A node that goes down loses what it did not commit; one that ends in order commits it.
+            (old.crash if rng.random() < 0.5 else old.exit)()
+            self._containers[node] = self._emulator.mount(node)
+
+    def open(self, node: str) -> Volume:
+        # A handle of its own: locks of this process do not cross a fork.
+        emulator = self._emulated()
+        return emulator.volume(emulator.attach(self._containers[node].task_id))
+
+    def _emulated(self) -> Emulator:
+        return Emulator(self._folder, shared=True, modes=UNKIND)
+
+    def holds_server(self, process: int) -> bool:
+        """Whether a process is inside a call to the emulated server, which no real process can stop."""
+        locks = {place.stat().st_ino for place in (self._folder / "store" / "locks").iterdir()}
+        for line in Path("/proc/locks").read_text().splitlines():
+            fields = line.split()
+            if "->" in fields or fields[4] != str(process):
+                continue
+            if int(fields[5].rpartition(":")[2]) in locks:
+                return True
+        return False
+
+
+class Timed:
+    """A group that notes how long it was waited for."""
+
+    def __init__(self, group, tell: Callable[[dict], None]) -> None:
+        self._group = group
+        self._tell = tell
+        self.rank, self.world_size, self.nodes = group.rank, group.world_size, group.nodes
+
+    def _wait(self, call, value, timeout_s, step):
+        start = time.monotonic()
+        try:
+            return call(value, timeout_s=timeout_s, step=step)
+        finally:
+            self._tell({"over": time.monotonic() - start - timeout_s})
+
+    def all_gather(self, value, *, timeout_s, step):
+        return self._wait(self._group.all_gather, value, timeout_s, step)
+
+    def broadcast(self, value, *, timeout_s, step):
+        return self._wait(self._group.broadcast, value, timeout_s, step)
+
+    def barrier(self, *, timeout_s, step):
+        self.all_gather(None, timeout_s=timeout_s, step=step)
+
+
+def shard(step: int, rank: int) -> bytes:
+    """Bytes that tell which save and which rank they are of."""
+    return f"{step}:{rank};".encode() * (SHARD_BYTES // 8)
+
+
+def is_whole(checkpoint) -> bool:
+    """Whether every byte is of the save that the checkpoint claims to be."""
+    step = checkpoint.publication.order
+    return all(
+        (checkpoint.folder / f"shard{rank}").read_bytes() == shard(step, rank)
+        for rank in range(WORLD)
+    )
+
+
+def fork(action: Callable[[Callable[[dict], None]], None]) -> tuple[int, int]:
+    """Run `action` in a child; its process id and a pipe from which it tells, one JSON object a line."""
+    reading, writing = os.pipe()
+    process = os.fork()
+    if process:
+        os.close(writing)
+        return process, reading
+    code = 1
+    try:
+        os.close(reading)
+        action(lambda told: os.write(writing, json.dumps(told).encode() + b"\n") and None)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)  # nothing of the parent's may run or be flushed here
+
+
+def publish(place, listener, address, token, rank, step, name, deadline_s, tell) -> None:
+    """One rank's save."""
+    if rank:
+        listener.close()
+    volume = place.open(NODES[rank])
+    try:
+        with tcp_group(
+            address,
+            rank=rank,
+            world_size=WORLD,
+            token=token,
+            node=NODES[rank],
+            timeout_s=deadline_s,
+            listener=None if rank else listener,
+        ) as group:
+            attempt = begin(
+                volume,
+                Timed(group, tell),
+                collection=COLLECTION,
+                kind=KIND,
+                name=name,
+                order=step,
+                overwrite=True,
+                timeout_s=deadline_s,
+                node=NODES[rank],
+                durable=False,
+                on_step=lambda name: tell({"step": name}),
+            )
+            with attempt.create(f"shard{rank}") as file:
+                file.write(shard(step, rank))
+            attempt.publish(expected=[f"shard{rank}" for rank in range(WORLD)])
+    except VolumeError as error:
+        tell({"ended": type(error).__name__, "text": str(error)})
+    else:
+        tell({"ended": "published"})
+
+
+def read_on(place, tell) -> None:
+    """A reader beside the publishers: loads the latest again and again, for as long as the parent lives."""
+    volume = place.open("reader")
+    seen = 0
+    parent = os.getppid()
+    while os.getppid() == parent:
+        try:
+            with held_latest(
+                volume, COLLECTION, KIND, verify="full", lease_s=60.0, node="reader"
+            ) as found:
+                if found.checkpoint is None:
+                    continue
+                step = found.checkpoint.publication.order
+                if not is_whole(found.checkpoint):
+                    tell({"violation": f"the reader got a mix in step {step}"})
+                if step < seen:
+                    tell({"violation": f"the reader got step {step} after step {seen}"})
+                seen = max(seen, step)
+                tell({"read": step})
+        except (VolumeError, OSError) as error:
+            tell({"violation": f"the reader: {type(error).__name__}: {error}"})
+        time.sleep(0.01)  # it would take a whole core from the publishers
+
+
+class Rank:
+    """A child that publishes, as the parent sees it."""
+
+    def __init__(self, rank: int, process: int, pipe: int) -> None:
+        self.rank, self.process, self.pipe = rank, process, pipe
+        self.hit: str | None = None
+        self.step = "start"
+        self.ended: str | None = None
+        self.text = ""
+        self.gone = False
+        self.reaped = False
+        self.over_s = 0.0
+        self.end_at: float | None = None
+        self._rest = b""
+
+    def take(self) -> None:
+        """Take in what it tells; at the end of the pipe it is gone."""
+        data = os.read(self.pipe, 65536)
+        if not data:
+            self.gone = True
+            self.end_at = time.monotonic()
+            os.close(self.pipe)
+            if not self.reaped:
+                os.waitpid(self.process, 0)
+            return
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for told in map(json.loads, lines):
+            self.step = told.get("step", self.step)
+            self.ended = told.get("ended", self.ended)
+            self.text = told.get("text", self.text)
+            self.over_s = max(self.over_s, told.get("over", 0.0))
+
+
+class Runner:
+    """Runs the rounds on one kind of volume."""
+
+    def __init__(self, place, rng: random.Random, deadline_s: float, tally: Tally) -> None:
+        self.place, self.rng, self.deadline_s, self.tally = place, rng, deadline_s, tally
+        self.good = 0
+        """The newest step that is known to be published."""
+        self.unsettled: set[int] = set()
+        """Later steps whose publisher died on the way: a node that ends in order may still commit the manifest."""
+        self.healthy_s = 0.3
+        self.reader: tuple[int, int] | None = None
+        self._reader_rest = b""
+
+    def violation(self, step: int, text: str) -> None:
+        self.tally.violations.append(f"{self.place.name} round {step}: {text}")
+
+    def start_reader(self) -> None:
+        self.reader = fork(lambda tell: read_on(self.place, tell))
+
+    def hear_reader(self) -> None:
+        """What the reader has told since."""
+        if self.reader is None:
+            return
+        while select.select([self.reader[1]], [], [], 0)[0]:
+            data = os.read(self.reader[1], 65536)
+            if not data:
+                self.violation(0, "the reader ended")
+                self.reader = None
+                return
+            *lines, self._reader_rest = (self._reader_rest + data).split(b"\n")
+            for told in map(json.loads, lines):
+                self.tally.readings += "read" in told
+                if "violation" in told:
+                    self.violation(0, told["violation"])
+
+    def stop_reader(self) -> None:
+        self.hear_reader()
+        if self.reader is not None:
+            os.kill(self.reader[0], signal.SIGKILL)
+            os.waitpid(self.reader[0], 0)
+            os.close(self.reader[1])
+            self.reader = None
+
+    def round(self, step: int, *, fault: str) -> None:
+        """One save with one fault; `fault` is none, kill, kill node, or stop."""
+        self.tally.rounds += 1
+        self.place.start_round(self.rng)
+        name = "same" if self.rng.random() < 0.4 else f"step{step}"
+        ranks = self._start(step, name)
+        victims = self._victims(ranks, fault)
+        start = time.monotonic()
+        hit_at = start + (self.rng.uniform(0, 1.15) * self.healthy_s if victims else 0)
+        self._watch(ranks, until=hit_at, only_until=True)
+        for rank in victims:
+            if not rank.gone:
+                self._hit(rank, "stop" if fault == "stop" else "kill")
+        hit_at = time.monotonic()
+        untouched = [rank for rank in ranks if rank.hit is None]
+        self._watch(untouched, until=hit_at + HANG_S)
+        self._judge_ranks(step, untouched, hit_at, any(rank.hit for rank in ranks))
+        self._end_stopped(step, ranks)
+        if all(rank.ended == "published" for rank in ranks):
+            self.healthy_s += 0.2 * (time.monotonic() - start - self.healthy_s)
+        self._judge_volume(step, ranks)
+        self.hear_reader()
+
+    def _start(self, step: int, name: str) -> list[Rank]:
+        listener = socket.create_server(("127.0.0.1", 0))
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        token = secrets.token_hex(16)
+        ranks = []
+        for rank in range(WORLD):
+
+            def act(tell, rank=rank):
+                publish(
+                    self.place, listener, address, token, rank, step, name, self.deadline_s, tell
+                )
+
+            ranks.append(Rank(rank, *fork(act)))
+        listener.close()
+        return ranks
+
+    def _victims(self, ranks: list[Rank], fault: str) -> list[Rank]:
+        if fault == "none":
+            return []
+        if fault == "kill node":
+            node = self.rng.choice(NODES)
+            return [rank for rank in ranks if NODES[rank.rank] == node]
+        return [self.rng.choice(ranks)]
+
+    def _hit(self, rank: Rank, how: str) -> None:
+        rank.hit = how
+        if how == "kill":
+            os.kill(rank.process, signal.SIGKILL)
+            self.tally.killed += 1
+            self._watch([rank], until=time.monotonic() + HANG_S)
+        else:
+            self.tally.stopped += 1
+            while True:
+                os.kill(rank.process, signal.SIGSTOP)
+                _, status = os.waitpid(rank.process, os.WUNTRACED)
+                if not os.WIFSTOPPED(status):  # it had ended by itself
+                    rank.reaped, rank.hit = True, None
+                    self.tally.stopped -= 1
+                    return
+                if not self.place.holds_server(rank.process):
+                    break
+                os.kill(rank.process, signal.SIGCONT)
+                time.sleep(self.rng.uniform(0, 0.003))
+        self.tally.steps_hit[rank.step.partition(" ")[0]] += 1
+
+    def _watch(self, ranks: list[Rank], *, until: float, only_until: bool = False) -> None:
+        """Take in what ranks tell, until all of them are gone (or, with `only_until`, the time has come)."""
+        while True:
+            live = [rank for rank in ranks if not rank.gone]
+            left = until - time.monotonic()
+            if left <= 0 or not (live or only_until):
+                return
+            ready, _, _ = select.select([rank.pipe for rank in live], [], [], left)
+            for rank in live:
+                if rank.pipe in ready:
+                    rank.take()
+
+    def _judge_ranks(self, step: int, ranks: list[Rank], hit_at: float, was_hit: bool) -> None:
+        for rank in ranks:
+            if not rank.gone:
+                self.violation(step, f"rank {rank.rank} hangs in {rank.step}")
+                os.kill(rank.process, signal.SIGKILL)
+                self._watch([rank], until=time.monotonic() + HANG_S)
+            elif rank.ended is None:
+                self.violation(step, f"rank {rank.rank} ended without a word in {rank.step}")
+            self.tally.longest_wait_s = max(self.tally.longest_wait_s, rank.over_s)
+            if was_hit and rank.end_at is not None:
+                late = rank.end_at - hit_at - self.deadline_s
+                self.tally.longest_after_fault_s = max(self.tally.longest_after_fault_s, late)
+            if rank.ended not in (None, "published"):
+                self.tally.errors[rank.ended] += 1
+        if not was_hit:
+            for rank in ranks:
+                if rank.ended != "published":
+                    self.violation(step, f"nobody was hit, and: {rank.text}")
+
+    def _end_stopped(self, step: int, ranks: list[Rank]) -> None:
+        """Some stopped ranks go on, and must end by themselves; the others are killed."""
+        for rank in ranks:
+            if rank.gone:
+                continue
+            if self.rng.random() < 0.5:
+                self.tally.resumed += 1
+                os.kill(rank.process, signal.SIGCONT)
+                self._watch([rank], until=time.monotonic() + HANG_S)
+                if not rank.gone:
+                    self.violation(step, f"rank {rank.rank} hangs after it went on in {rank.step}")
+            if not rank.gone:
+                os.kill(rank.process, signal.SIGKILL)
+                self._watch([rank], until=time.monotonic() + HANG_S)
+
+    def _judge_volume(self, step: int, ranks: list[Rank]) -> None:
+        volume = self.place.open("gc")
+        found = latest(volume, COLLECTION, KIND, verify="full", node="gc").checkpoint
+        got = 0 if found is None else found.publication.order
+        if not any(rank.ended in REFUSALS for rank in ranks):
+            self.unsettled.add(step)
+        if got not in self.unsettled | {self.good}:
+            what = f"neither {self.good} nor one of {sorted(self.unsettled)}"
+            self.violation(step, f"readers get step {got}, {what}")
+        if found is not None and not is_whole(found):
+            self.violation(step, f"readers get a mix in step {got}")
+        if got != step and any(rank.ended == "published" for rank in ranks):
+            self.violation(step, f"a rank was told that it was published; readers get step {got}")
+        self.tally.whole += got == step
+        self.good = got
+        self.unsettled = {other for other in self.unsettled if other > got}
+
+    def collect(self, *, killed: bool) -> None:
+        """Garbage collection, by a process that may be killed; the next one finishes its work."""
+        self.tally.collections += 1
+        if killed:
+            self.tally.dead_collections += 1
+            process, pipe = fork(
+                lambda tell: collect_garbage(self.place.open("gc"), POLICY) and None
+            )
+            time.sleep(self.rng.uniform(0, 0.05))
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+            os.close(pipe)
+        volume = self.place.open("gc")
+        collect_garbage(volume, POLICY)
+        found = latest(volume, COLLECTION, KIND, verify="full", node="gc").checkpoint
+        got = 0 if found is None else found.publication.order
+        if got != self.good:
+            self.violation(got, f"after a collection readers get {got} instead of {self.good}")
+        looked = survey(volume)
+        foreign = [item.folder for item in looked.leftovers if item.state == "foreign"]
+        if foreign:
+            there = [entry.path for entry in volume.list_committed(foreign[0])]
+            self.violation(got, f"nobody knows whose {there} are")
+        self.tally.most_files = max(self.tally.most_files, len(volume.list_committed("")))
+
+
+def run(rounds: int, seed: int, deadline_s: float, places: list[str]) -> Tally:
+    rng = random.Random(seed)
+    tally = Tally()
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="lilo-kill-") as folder:
+        kinds = {"directory": Directory, "views": Views}
+        runners = [Runner(kinds[name](Path(folder)), rng, deadline_s, tally) for name in places]
+        for number, runner in enumerate(runners):
+            share = range(number, rounds, len(runners))
+            with contextlib.ExitStack() as stack:
+                runner.round(1, fault="none")
+                runner.start_reader()
+                stack.callback(runner.stop_reader)
+                for turn, _ in enumerate(share):
+                    fault = rng.choices(
+                        ("kill", "kill node", "stop", "none"), (0.45, 0.1, 0.4, 0.05)
+                    )[0]
+                    runner.round(turn + 2, fault=fault)
+                    if turn % 25 == 24:
+                        spent = time.monotonic() - start
+                        print(
+                            f"{runner.place.name}: {turn + 1} rounds, {spent:.0f} s",
+                            file=sys.stderr,
+                        )
+                    if turn % 6 == 5:
+                        runner.collect(killed=rng.random() < 0.4)
+                runner.collect(killed=False)
+    return tally
+
+
+def main() -> None:
+    """Print the tally."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--deadline", type=float, default=1.0)
+    parser.add_argument("--places", nargs="+", default=["directory", "views"])
+    options = parser.parse_args()
+    faulthandler.dump_traceback_later(options.rounds * 3 + 60, exit=True)
+    tally = run(options.rounds, options.seed, options.deadline, options.places)
+    json.dump(vars(tally), sys.stdout)
+    print()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,358 @@
+"""Random histories of saves, crashes, damage, pins, leases, lives and collections, against a model of what must be.
+
+Invariants: while a verified checkpoint of a series is there, one stays there (I6); what is pinned, leased, running or
+foreign stays; the newest verified is what readers get; and files do not pile up (I9).
+"""
+
+import contextlib
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+from lilo_volume import (
+    CheckpointMissing,
+    LocalVolume,
+    Retention,
+    SoloGroup,
+    begin,
+    collect_garbage,
+    latest,
+    lease,
+    pin,
+    remove,
+    set_expiry,
+    unpin,
+)
+from lilo_volume.clock import unix_ms
+from lilo_volume.manifest import attempt_folder
+from lilo_volume.testing.emulator import Emulator, Modes
+
+COLLECTIONS = st.sampled_from(["one", "two"])
+NAMES = st.sampled_from(["a", "b", "c", "d"])
+FILES = ("x", "y")
+FILES_OF_ONE = len(FILES) + 2
+"""With the manifest and the note."""
+GUARD_S = 3600.0
+STEPS_OF_A_SAVE = 14
+POLICIES = st.builds(
+    Retention,
+    keep_last=st.none() | st.integers(1, 3),
+    keep_every=st.none() | st.integers(2, 4),
+    reader_guard_s=st.just(0.0),
+    attempt_guard_s=st.just(GUARD_S),
+)
+
+
+class Crash(BaseException):
+    """The process ends here."""
+
+
+def crash_after(number):
+    seen = []
+
+    def count(step):
+        seen.append(step)
+        if len(seen) > number:
+            raise Crash
+
+    return count
+
+
+class History(RuleBasedStateMachine):
+    """The model: which attempts are published and good, which are held, and what time it is."""
+
+    leases = Bundle("leases")
+    running = Bundle("running")
+
+    def open(self, folder):
+        return LocalVolume(folder / "volume")
+
+    @initialize()
+    def start(self):
+        self.temporary = tempfile.TemporaryDirectory()
+        self.folder = Path(self.temporary.name)
+        self.volume = self.open(self.folder)
+        self.now = unix_ms()
+        self.order = 0
+        self.good = {}
+        """Published and whole, by (collection, name): (order, checkpoint)."""
+        self.pinned = set()
+        self.leased = []
+        self.alive = []
+        self.expires = {}
+        self.collected = False
+
+    def teardown(self):
+        if hasattr(self, "temporary"):
+            self.temporary.cleanup()
+
+    def begin(self, collection, name, on_step=None):
+        self.order += 1
+        return begin(
+            self.volume,
+            SoloGroup(),
+            collection=collection,
+            kind="weights",
+            name=name,
+            order=self.order,
+            overwrite=True,
+            durable=False,
+            on_step=on_step,
+        )
+
+    def fill(self, attempt):
+        for name in FILES:
+            with attempt.create(name) as file:
+                file.write(f"{attempt.publication.order} {name}".encode())
+
+    def publish(self, attempt):
+        checkpoint = attempt.publish(expected=FILES)
+        where = checkpoint.publication
+        self.good[where.collection, where.name] = checkpoint
+
+    def newest(self, collection):
+        found = [c for (its, _), c in self.good.items() if its == collection]
+        return max(found, key=lambda c: c.publication.order, default=None)
+
+    @rule(collection=COLLECTIONS, name=NAMES)
+    def save(self, collection, name):
+        attempt = self.begin(collection, name)
+        self.fill(attempt)
+        self.publish(attempt)
+
+    @rule(collection=COLLECTIONS, name=NAMES, number=st.integers(0, STEPS_OF_A_SAVE))
+    def save_and_crash(self, collection, name, number):
+        with contextlib.suppress(Crash):
+            attempt = self.begin(collection, name, crash_after(number))
+            self.fill(attempt)
+            self.publish(attempt)
+            return
+        # A crash at the end may come after the publication: the volume is asked, and must say the old or the new.
+        self.restart()
+        before = self.good.get((collection, name))
+        found = latest(self.volume, collection, "weights", verify="full").checkpoint
+        if found is not None and found.publication.order == self.order:
+            self.good[collection, name] = found
+        else:
+            assert self.good.get((collection, name)) == before
+
+    def restart(self):
+        """The process that crashed is gone; a new one goes on."""
+
+    @rule(target=running, collection=COLLECTIONS, name=NAMES)
+    def begin_to_save(self, collection, name):
+        attempt = self.begin(collection, name)
+        self.fill(attempt)
+        self.alive.append((self.now, attempt))
+        return attempt
+
+    @rule(attempt=consumes(running))
+    def finish_saving(self, attempt):
+        entries = [item for item in self.alive if item[1] is attempt]
+        if not entries:
+            return  # its process crashed
+        (entry,) = entries
+        self.alive.remove(entry)
+        if self.now - entry[0] >= GUARD_S * 1000 and self.collected:
+            return  # longer than any save takes: it may have been collected
+        where = attempt.publication
+        older = self.good.get((where.collection, where.name))
+        self.publish(attempt)
+        if older is not None and older.publication.order > where.order:
+            # Of one name, what was published last counts, whatever its order.
+            assert self.good[where.collection, where.name].publication.order == where.order
+
+    @rule(collection=COLLECTIONS, name=NAMES, level=st.sampled_from(["cut", "flipped", "missing"]))
+    def damage(self, collection, name, level):
+        checkpoint = self.good.pop((collection, name), None)
+        if checkpoint is None:
+            return
+        self.expires.pop(checkpoint.publication.attempt, None)
+        self.spoil(checkpoint, level)
+
+    def spoil(self, checkpoint, level):
+        place = checkpoint.folder / "x"
+        if level == "missing":
+            place.unlink()
+        else:
+            place.write_bytes(place.read_bytes()[:-1] + (b"" if level == "cut" else b"!"))
+
+    @rule(collection=COLLECTIONS, name=NAMES)
+    def pin(self, collection, name):
+        if (collection, name) in self.good:
+            pin(self.volume, collection, "weights", name)
+            self.pinned.add((collection, name))
+
+    @rule(collection=COLLECTIONS, name=NAMES)
+    def unpin(self, collection, name):
+        assert unpin(self.volume, collection, "weights", name) == (
+            (collection, name) in self.pinned
+        )
+        self.pinned.discard((collection, name))
+
+    @rule(target=leases, collection=COLLECTIONS, name=NAMES)
+    def lease(self, collection, name):
+        checkpoint = self.good.get((collection, name))
+        if checkpoint is None:
+            return None
+        # The clock of the history runs ahead of this machine's, on which a lease is taken.
+        ahead_s = (self.now - unix_ms()) / 1000
+        try:
+            held = lease(self.volume, checkpoint, duration_s=ahead_s + 10 * GUARD_S)
+        except CheckpointMissing:
+            return None  # a collection that died had begun to remove it
+        self.leased.append(held)
+        return held
+
+    @rule(held=consumes(leases))
+    def release(self, held):
+        if held is not None:
+            held.release()
+            self.leased.remove(held)
+
+    @rule(collection=COLLECTIONS, name=NAMES)
+    def remove(self, collection, name):
+        checkpoint = self.good.pop((collection, name), None)
+        if checkpoint is not None:
+            remove(self.volume, checkpoint)
+
+    @rule(collection=COLLECTIONS, name=NAMES, in_s=st.sampled_from([None, -1.0, 2 * GUARD_S]))
+    def set_life(self, collection, name, in_s):
+        checkpoint = self.good.get((collection, name))
+        if checkpoint is not None:
+            ends = None if in_s is None else self.now + round(in_s * 1000)
+            set_expiry(self.volume, checkpoint, ends)
+            self.expires[checkpoint.publication.attempt] = ends
+
+    @rule(hours=st.integers(1, 4))
+    def wait(self, hours):
+        self.now += hours * 3_600_000
+
+    @rule(policy=POLICIES, dies_after=st.none() | st.integers(0, 4))
+    def collect(self, policy, dies_after):
+        self.collected = True
+        watch = None if dies_after is None else crash_after(dies_after)
+        newest = {collection: self.expected_newest(collection) for collection in ("one", "two")}
+        with contextlib.suppress(Crash):
+            collect_garbage(self.volume, policy, level="full", now_unix_ms=self.now, on_step=watch)
+        self.restart()
+        for (collection, name), checkpoint in list(self.good.items()):
+            if self.is_there(checkpoint):
+                continue
+            assert not self.is_held(checkpoint), "a leased checkpoint was removed"
+            assert (collection, name) not in self.pinned, "a pinned checkpoint was removed"
+            must_stay = newest[collection]
+            assert must_stay is not checkpoint, "the newest verified was removed"
+            del self.good[collection, name]
+
+    def is_there(self, checkpoint):
+        folder = attempt_folder(checkpoint.publication)
+        paths = {entry.path for entry in self.volume.list_committed(folder)}
+        return f"{folder}/manifest.json" in paths
+
+    def is_held(self, checkpoint):
+        attempt = checkpoint.publication.attempt
+        return any(held.checkpoint.publication.attempt == attempt for held in self.leased)
+
+    def expected_newest(self, collection):
+        """The newest that no end of life takes; None if all end."""
+        staying = [
+            checkpoint
+            for (its, name), checkpoint in self.good.items()
+            if its == collection and not self.ends(its, name, checkpoint)
+        ]
+        return max(staying, key=lambda c: c.publication.order, default=None)
+
+    def ends(self, collection, name, checkpoint):
+        if (collection, name) in self.pinned:
+            return False
+        if self.is_held(checkpoint):
+            return False
+        ends = self.expires.get(checkpoint.publication.attempt)
+        return ends is not None and ends <= self.now
+
+    @rule()
+    def readers_get_the_newest_good_one(self):
+        for collection in ("one", "two"):
+            found = latest(self.volume, collection, "weights", verify="full").checkpoint
+            newest = self.newest(collection)
+            if newest is None:
+                continue  # what was overwritten and could not be removed may still be there
+            assert found is not None
+            assert found.publication.order >= newest.publication.order
+            for name in FILES:
+                expected = f"{found.publication.order} {name}".encode()
+                assert (found.folder / name).read_bytes() == expected
+
+    @precondition(lambda self: hasattr(self, "volume"))
+    @rule()
+    def nothing_piles_up(self):
+        """After two collections a day apart, only what is kept, damaged or held is left."""
+        self.now += 2 * 86_400_000
+        policy = Retention(
+            keep_last=1, reader_guard_s=0, attempt_guard_s=GUARD_S, remove_broken=True
+        )
+        newest = {collection: self.expected_newest(collection) for collection in ("one", "two")}
+        for _ in range(2):
+            collect_garbage(self.volume, policy, level="full", now_unix_ms=self.now)
+            self.now += 86_400_000
+        self.collected = True
+        kept = {c.publication.attempt: key for key, c in self.good.items() if self.is_there(c)}
+        for collection in ("one", "two"):
+            assert newest[collection] is None or newest[collection].publication.attempt in kept
+        self.good = {key: self.good[key] for key in kept.values()}
+        most = len(kept) + len(self.leased) + len(self.pinned)
+        marks = len(self.leased) + len(self.pinned) + len(self.expires)
+        assert len(self.volume.list_committed("")) <= most * FILES_OF_ONE + marks
+
+    @invariant()
+    def a_series_with_a_good_checkpoint_keeps_one(self):
+        for collection in ("one", "two"):
+            if getattr(self, "good", None) and self.newest(collection) is not None:
+                assert self.is_there(self.newest(collection))
+
+
+class HistoryOfViews(History):
+    """The same on a volume with a view per container; a crash loses what was not committed."""
+
+    def open(self, folder):
+        self.emulator = Emulator(folder / "emulator", modes=Modes(commit_atomic=False))
+        self.container = self.emulator.mount()
+        return self.emulator.volume(self.container)
+
+    def restart(self):
+        self.alive.clear()  # attempts of the container that is gone
+        self.container.crash()
+        self.container = self.emulator.mount()
+        self.volume = self.emulator.volume(self.container)
+
+    def spoil(self, checkpoint, level):
+        path = f"{attempt_folder(checkpoint.publication)}/x"
+        data = self.volume.read_committed(path)
+        self.volume.remove_committed(path)
+        if level != "missing":
+            self.emulator.server.put(path, data[:-1] + (b"" if level == "cut" else b"!"))
+        self.volume.reload()
+
+
+SETTINGS = settings(
+    max_examples=25,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+TestHistory = pytest.mark.slow(pytest.mark.timeout(120)(History.TestCase))
+TestHistory.settings = SETTINGS
+TestHistoryOfViews = pytest.mark.slow(pytest.mark.timeout(120)(HistoryOfViews.TestCase))
+TestHistoryOfViews.settings = SETTINGS
