@@ -127,6 +127,17 @@ class Unloads:
         raise AssertionError("the sweeper asks for no state")
 
 
+@dataclass
+class Samples:
+    """The sampling side as the sweeper sees it: remembers what it was told to forget."""
+
+    adapters_in_use: set[str] = field(default_factory=set)
+    forgotten: list[str] = field(default_factory=list)
+
+    def forget(self, session_id: str) -> None:
+        self.forgotten.append(session_id)
+
+
 @pytest.fixture
 def plane(tmp_path: Path) -> Plane:
     data = DataFolder(root=tmp_path)

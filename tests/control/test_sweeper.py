@@ -8,15 +8,15 @@ from lilo_engine.control.sweeper import Sweeper, SweepSettings, end_session
 from lilo_engine.errors import Gone, NotFound
 from lilo_engine.operations.reference import CheckpointRef
 
-from tests.control.conftest import Unloads
+from tests.control.conftest import Samples, Unloads
 
 pytestmark = pytest.mark.anyio
 
 SETTINGS = SweepSettings(session_idle_s=300, unnamed_versions=2)
 
 
-def sweeper(plane, engine: Unloads, in_use: set[str] | None = None) -> Sweeper:
-    return Sweeper(plane.control, engine, SETTINGS, lambda: in_use or set())
+def sweeper(plane, engine: Unloads, samples: Samples | None = None) -> Sweeper:
+    return Sweeper(plane.control, engine, samples or Samples(), SETTINGS)
 
 
 async def test_a_silent_session_ends_with_its_models_and_a_live_one_does_not(plane):
@@ -24,19 +24,66 @@ async def test_a_silent_session_ends_with_its_models_and_a_live_one_does_not(pla
     silent = await sessions.create(NewSession(), plane.now_s)
     live = await sessions.create(NewSession(), plane.now_s)
     gone, kept = await plane.run(silent), await plane.run(live)
-    sessions.touch(live, plane.now_s + 290)
+    await sessions.touch(live, plane.now_s + 290)
     await sweeper(plane, engine).sweep(plane.now_s + 301)
     assert engine.unloaded == [gone]
     assert kept not in engine.unloaded
-    sessions.touch(live, plane.now_s + 302)
+    await sessions.touch(live, plane.now_s + 302)
     with pytest.raises(Gone):
-        sessions.touch(silent, plane.now_s + 302)
+        await sessions.touch(silent, plane.now_s + 302)
 
 
 async def test_a_session_just_under_the_limit_lives_on(plane):
     session_id = await plane.control.sessions.create(NewSession(), plane.now_s)
     await sweeper(plane, Unloads()).sweep(plane.now_s + 300)
-    plane.control.sessions.touch(session_id, plane.now_s + 300)
+    await plane.control.sessions.touch(session_id, plane.now_s + 300)
+
+
+async def test_a_session_heard_of_while_another_is_being_ended_lives_on(plane):
+    sessions = plane.control.sessions
+    first, second = [await sessions.create(NewSession(), plane.now_s) for _ in range(2)]
+    await plane.run(first)
+
+    class Heard(Unloads):
+        async def unload(self, model_id, reason):
+            await sessions.touch(second, plane.now_s + 301)
+
+    await sweeper(plane, Heard()).sweep(plane.now_s + 301)
+    assert sessions.alive() == {second}
+
+
+async def test_a_session_takes_its_sampling_sessions_along(plane):
+    session_id = await plane.control.sessions.create(NewSession(), plane.now_s)
+    model_id, samples = await plane.run(session_id), Samples()
+    samplers = plane.control.sampling_sessions
+    await plane.snapshot(model_id, "ephemeral-0", f"{session_id}:sample:0")
+    await end_session(plane.control, Unloads(), samples, session_id, "over", plane.now_s)
+    assert samples.forgotten == [f"{session_id}:sample:0"]
+    assert samplers.owners() == set()
+    assert plane.reopened().sampling_sessions.owners() == set()
+    # A save that was under way publishes after the end; its sampling session ends with the next sweep.
+    await plane.snapshot(model_id, "ephemeral-1", f"{session_id}:sample:1")
+    await sweeper(plane, Unloads(), samples).sweep(plane.now_s)
+    assert samples.forgotten[1:] == [f"{session_id}:sample:1"]
+    assert await plane.control.sampling_sessions.of_session(session_id) == [
+        f"{session_id}:sample:0",
+        f"{session_id}:sample:1",
+    ]
+
+
+async def test_an_ended_session_can_be_looked_at_for_its_time(plane):
+    session_id = await plane.control.sessions.create(NewSession(), plane.now_s)
+    await plane.snapshot(await plane.run(session_id), "ephemeral-0", f"{session_id}:sample:0")
+    await end_session(plane.control, Unloads(), Samples(), session_id, "over", plane.now_s)
+    last_s = plane.now_s + SETTINGS.session_kept_s
+    await sweeper(plane, Unloads()).sweep(last_s)
+    assert (await plane.control.sessions.get(session_id)).end_reason == "over"
+    assert await plane.control.sampling_sessions.get(f"{session_id}:sample:0") is not None
+    await sweeper(plane, Unloads()).sweep(last_s + 1)
+    with pytest.raises(NotFound):
+        await plane.control.sessions.get(session_id)
+    with pytest.raises(NotFound):
+        await plane.control.sampling_sessions.get(f"{session_id}:sample:0")
 
 
 async def test_the_first_reason_for_an_end_wins(plane):
@@ -44,7 +91,7 @@ async def test_the_first_reason_for_an_end_wins(plane):
     session_id = await plane.control.sessions.create(NewSession(), plane.now_s)
     await plane.run(session_id)
     for reason in ("first", "second"):
-        await end_session(plane.control, engine, session_id, reason, plane.now_s)
+        await end_session(plane.control, engine, Samples(), session_id, reason, plane.now_s)
     assert (await plane.control.sessions.get(session_id)).end_reason == "first"
     assert len(engine.unloaded) == 1
 
@@ -53,7 +100,7 @@ async def test_ending_goes_on_when_the_engine_does_not_know_a_model(plane):
     session_id = await plane.control.sessions.create(NewSession(), plane.now_s)
     first, second = await plane.run(session_id, 0), await plane.run(session_id, 1)
     engine = Unloads(unknown=(first,))
-    await end_session(plane.control, engine, session_id, "over", plane.now_s)
+    await end_session(plane.control, engine, Samples(), session_id, "over", plane.now_s)
     assert engine.unloaded == [second]
 
 
@@ -62,11 +109,11 @@ async def test_sessions_survive_a_restart_and_ended_ones_stay_ended(plane):
     over = await plane.control.sessions.create(NewSession(), plane.now_s)
     await plane.control.sessions.end(over, "finished", plane.now_s)
     control = plane.reopened()
-    control.sessions.touch(alive, plane.now_s)
+    await control.sessions.touch(alive, plane.now_s)
     with pytest.raises(Gone):
-        control.sessions.touch(over, plane.now_s)
+        await control.sessions.touch(over, plane.now_s)
     with pytest.raises(NotFound):
-        control.sessions.touch("nobody", plane.now_s)
+        await control.sessions.touch("nobody", plane.now_s)
 
 
 async def test_a_checkpoint_ends_with_its_lifetime(plane):
@@ -116,7 +163,7 @@ async def test_an_old_snapshot_in_use_is_kept_until_it_is_free(plane):
     for number in range(3):
         await plane.snapshot(model_id, f"ephemeral-{number}", f"s:sample:{number}")
     oldest = await plane.control.sampling_sessions.target("s:sample:0")
-    await sweeper(plane, Unloads(), {oldest.name}).sweep(plane.now_s)
+    await sweeper(plane, Unloads(), Samples({oldest.name})).sweep(plane.now_s)
     assert await plane.control.sampling_sessions.target("s:sample:0") == oldest
     await sweeper(plane, Unloads()).sweep(plane.now_s)
     with pytest.raises(Gone):
@@ -142,6 +189,6 @@ async def test_inflight_clients_move_to_the_newest_snapshot(plane):
     assert moved == await plane.control.sampling_sessions.target("s:sample:1")
     plane.reopened()
     assert await plane.control.sampling_sessions.target("s:sample:0") == moved
-    assert plane.control.sampling_sessions.get("s:sample:0").ref == CheckpointRef(
+    assert (await plane.control.sampling_sessions.get("s:sample:0")).ref == CheckpointRef(
         run_id=model_id, kind="sampler_weights", name="inflight-2"
     )

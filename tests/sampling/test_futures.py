@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from lilo_engine.errors import NotFound
+from lilo_engine.errors import Gone, NotFound
 from lilo_engine.sampling import futures
 from lilo_engine.sampling.engine import SampledSequence, SampleResult
 from lilo_engine.sampling.futures import Sampled, SampleFutures
@@ -60,6 +60,21 @@ async def test_fetched_answers_are_bounded_in_bytes_and_the_newest_stays(monkeyp
     assert kept.get(waiting.request_id) is waiting
 
 
+async def test_answers_that_nobody_fetched_are_bounded_in_bytes_and_the_newest_stays(monkeypatch):
+    monkeypatch.setattr(futures, "MAX_UNFETCHED_BYTES", 100)
+    kept = SampleFutures(max_finished=10, max_age_s=60.0)
+    first, second = finished(kept, 0, 60), finished(kept, 1, 60)
+    with pytest.raises(NotFound):
+        kept.get(first.request_id)
+    assert kept.get(second.request_id) is second
+    kept.fetched(second)
+    third, large = finished(kept, 2, 90), finished(kept, 3, 500)
+    with pytest.raises(NotFound):
+        kept.get(third.request_id)
+    assert kept.get(large.request_id) is large
+    assert kept.get(second.request_id) is second
+
+
 async def test_the_first_outcome_stays():
     kept = SampleFutures(max_finished=10, max_age_s=60.0)
     future = finished(kept, 0)
@@ -75,5 +90,7 @@ async def test_a_request_that_ends_after_its_session_was_forgotten_is_not_kept()
     assert kept.forget("s") == [future]
     kept.settle(future, sampled())
     assert kept.num_unfinished == 0
-    with pytest.raises(NotFound):
+    with pytest.raises(Gone):
         kept.get(future.request_id)
+    with pytest.raises(Gone):
+        kept.find("s", 1, "f")

@@ -142,7 +142,7 @@ async def test_a_cancelled_request_fails_and_frees_the_engine(manager):
     await manager.cancel("sample:unknown:0")
 
 
-async def test_a_forgotten_session_is_stopped_and_unknown(manager):
+async def test_a_session_that_ended_is_stopped_and_its_answers_are_gone(manager):
     kept = submit(manager, 0, session_id="other")
     running_one = submit(manager, 0, **ENDLESS)
     done = submit(manager, 1)
@@ -150,7 +150,7 @@ async def test_a_forgotten_session_is_stopped_and_unknown(manager):
     manager.forget("s")
     manager.forget("s")
     for ticket in (running_one, done):
-        with pytest.raises(NotFound):
+        with pytest.raises(Gone):
             await manager.retrieve(ticket.request_id, 0)
     assert isinstance(await manager.retrieve(kept.request_id, 30), Sampled)
     await anyio.wait_all_tasks_blocked()
@@ -204,7 +204,7 @@ async def test_the_least_recently_used_adapter_is_dropped(definition, tmp_path):
     async with running(small, MemorySamplerLauncher(small)) as manager:
         for seq_id, version in enumerate([a, b, a, c]):
             await answer(manager, seq_id, adapter=version)
-        assert (await manager.state()).loaded_adapters == (a.key, c.key)
+        assert (await manager.state()).loaded_adapters == (a.name, c.name)
 
 
 async def test_an_adapter_in_use_is_not_dropped_and_newcomers_wait(definition, tmp_path):
@@ -215,7 +215,7 @@ async def test_an_adapter_in_use_is_not_dropped_and_newcomers_wait(definition, t
         waiting = submit(manager, 1, adapter=b)
         while not (await manager.state()).loaded_adapters:
             await anyio.lowlevel.checkpoint()
-        assert (await manager.state()).loaded_adapters == (a.key,)
+        assert (await manager.state()).loaded_adapters == (a.name,)
         assert await manager.retrieve(waiting.request_id, 0) == Pending()
         await manager.cancel(long.request_id)
         assert isinstance(await manager.retrieve(waiting.request_id, 10), Sampled)
@@ -232,9 +232,9 @@ async def test_a_missing_adapter_fails_its_request_and_is_never_answered_by_the_
     assert isinstance(await answer(manager, 2), Sampled)
 
 
-async def test_another_folder_under_the_same_name_is_another_adapter(manager, tmp_path):
+async def test_another_folder_under_another_name_is_another_adapter(manager, tmp_path):
     first, second = versions(tmp_path, 2)
-    renamed = AdapterVersion(name=first.name, folder=second.folder)
+    renamed = AdapterVersion(name=f"{first.name}@2", folder=second.folder)
     before = await answer(manager, 0, adapter=first, max_tokens=0, prompt_logprobs=True)
     after = await answer(manager, 1, adapter=renamed, max_tokens=0, prompt_logprobs=True)
     same = await answer(manager, 2, adapter=second, max_tokens=0, prompt_logprobs=True)

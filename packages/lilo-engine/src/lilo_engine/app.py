@@ -104,7 +104,7 @@ def build_app(parts: Parts) -> FastAPI:
     engine = Engine(definition=definition, launcher=parts.launcher, journal=control.journal)
     manager = SamplingManager(definition=definition, launcher=parts.sampler_launcher)
     sweep = replace(parts.settings.sweep, unnamed_versions=definition.sampler.ephemeral_versions)
-    sweeper = Sweeper(control, engine, sweep, lambda: set(manager.adapters_in_use))
+    sweeper = Sweeper(control, engine, manager, sweep)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:

@@ -73,4 +73,4 @@ class Control:
         except NotFound:
             if not missing_ok:
                 raise
-        self.sampling_sessions.forget(ref)
+        self.sampling_sessions.removed(ref)

@@ -2,6 +2,9 @@
 
 A session points at the base model or at one published snapshot and stays there; a *moving* one follows the later
 inflight snapshots of its run. When the snapshot is gone, so is the session: the next submission says so.
+
+Those that can be sampled from are in memory. One whose snapshot was removed, or whose client's session ended, is in the
+records alone: it can still be looked at, until the records of its session are too old.
 """
 
 from __future__ import annotations
@@ -12,9 +15,10 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from lilo_engine.control.checkpoints import Checkpoints, Entry
-from lilo_engine.control.records import Records, SamplingSessionRow
+from lilo_engine.control.records import Records, SamplingSessionRow, SessionRow
 from lilo_engine.errors import Gone, InvalidRequest, NotFound
 from lilo_engine.operations.reference import CheckpointRef
+from lilo_engine.sampling.residents import AdapterVersion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,17 +35,8 @@ class SamplingSession:
     moving: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """What to load before sampling."""
-
-    name: str
-    """Names the content: another publication under the same path has another name."""
-    folder: str
-
-
 class SamplingSessions:
-    """The sampling sessions of one server; those of an earlier server go on as long as their snapshots do."""
+    """The sampling sessions of one server; those of an earlier server go on with the session they belong to."""
 
     def __init__(self, records: Records, checkpoints: Checkpoints) -> None:
         """Take over what the records know."""
@@ -102,27 +97,29 @@ class SamplingSessions:
             await self._records.run(lambda sql: _update(sql, changes))
         self._sessions.update({new.sampling_session_id: new for new in moved})
 
-    def get(self, sampling_session_id: str) -> SamplingSession:
-        """A session.
+    async def get(self, sampling_session_id: str) -> SamplingSession:
+        """A session, also one that can no longer be sampled from.
 
         Raises:
             NotFound: there never was such a session.
         """
         session = self._sessions.get(sampling_session_id)
         if session is None:
+            session = await self._records.run(lambda sql: _find(sql, sampling_session_id))
+        if session is None:
             raise NotFound(
                 f"there is no sampling session {sampling_session_id!r}; create a sampling client first"
             )
         return session
 
-    async def target(self, sampling_session_id: str) -> Target | None:
+    async def target(self, sampling_session_id: str) -> AdapterVersion | None:
         """The snapshot a session samples from; None = the base model.
 
         Raises:
             NotFound: there never was such a session.
             Gone: its snapshot was removed; the message says the way back.
         """
-        session = self.get(sampling_session_id)
+        session = await self.get(sampling_session_id)
         if session.ref is None:
             return None
         entry = await self._entry(session.ref)
@@ -147,35 +144,67 @@ class SamplingSessions:
         """A checkpoint was removed or replaced: look it up anew when it is asked for."""
         self._entries.pop(ref, None)
 
+    def removed(self, ref: CheckpointRef) -> None:
+        """A checkpoint was removed: nothing samples from it any more."""
+        self.forget(ref)
+        for session in [s for s in self._sessions.values() if s.ref == ref]:
+            del self._sessions[session.sampling_session_id]
+
+    def end_of(self, session_id: str) -> list[str]:
+        """A client's session ended: let go of its sampling sessions, and return their ids."""
+        ended = [s for s in self._sessions.values() if s.session_id == session_id]
+        for session in ended:
+            del self._sessions[session.sampling_session_id]
+        used = {s.ref for s in self._sessions.values()}
+        for session in ended:
+            if session.ref is not None and session.ref not in used:
+                self.forget(session.ref)
+        return [session.sampling_session_id for session in ended]
+
+    def owners(self) -> set[str]:
+        """Sessions that have sampling sessions in memory."""
+        return {session.session_id for session in self._sessions.values()}
+
     def followed(self) -> set[CheckpointRef]:
         """Snapshots that a moving session points at."""
         return {s.ref for s in self._sessions.values() if s.moving and s.ref is not None}
 
-    def of_session(self, session_id: str) -> list[str]:
+    async def of_session(self, session_id: str) -> list[str]:
         """Ids of a session's sampling sessions, oldest first."""
-        return [
-            s.sampling_session_id for s in self._sessions.values() if s.session_id == session_id
-        ]
+        query = sa.select(SamplingSessionRow.sampling_session_id).where(
+            SamplingSessionRow.session_id == session_id
+        )
+        return await self._records.run(
+            lambda sql: list(sql.scalars(query.order_by(SamplingSessionRow.created_s)))
+        )
 
 
-def target_of(entry: Entry) -> Target:
+def target_of(entry: Entry) -> AdapterVersion:
     """The adapter that a published snapshot is, under a name that no other content has."""
-    return Target(name=f"{entry.ref}@{entry.attempt}", folder=entry.folder)
+    return AdapterVersion(name=f"{entry.ref}@{entry.attempt}", folder=entry.folder)
 
 
 def _load(session: Session) -> list[SamplingSession]:
-    rows = session.scalars(sa.select(SamplingSessionRow).order_by(SamplingSessionRow.created_s))
-    return [
-        SamplingSession(
-            sampling_session_id=row.sampling_session_id,
-            session_id=row.session_id,
-            base_model=row.base_model,
-            ref=None if row.checkpoint is None else CheckpointRef.parse(row.checkpoint),
-            attempt=row.attempt,
-            moving=row.moving,
-        )
-        for row in rows
-    ]
+    """Those whose client's session has not ended."""
+    ended = sa.select(SessionRow.session_id).where(SessionRow.ended_s.is_not(None))
+    query = sa.select(SamplingSessionRow).where(SamplingSessionRow.session_id.not_in(ended))
+    return [_of_row(row) for row in session.scalars(query)]
+
+
+def _find(session: Session, sampling_session_id: str) -> SamplingSession | None:
+    row = session.get(SamplingSessionRow, sampling_session_id)
+    return None if row is None else _of_row(row)
+
+
+def _of_row(row: SamplingSessionRow) -> SamplingSession:
+    return SamplingSession(
+        sampling_session_id=row.sampling_session_id,
+        session_id=row.session_id,
+        base_model=row.base_model,
+        ref=None if row.checkpoint is None else CheckpointRef.parse(row.checkpoint),
+        attempt=row.attempt,
+        moving=row.moving,
+    )
 
 
 def _update(session: Session, changes: list[dict[str, str]]) -> None:

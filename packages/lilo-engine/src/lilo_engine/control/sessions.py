@@ -1,6 +1,7 @@
 """Sessions: who is connected. A session ends when its client says so, or has not been heard of for too long.
 
-When each session was last heard of lives in memory, because every request touches it; SQL sees it at each sweep.
+When each live session was last heard of is in memory, because every request touches it; SQL sees it at each sweep.
+Ended ones are in the records alone, until they are too old to be listed.
 This file decides nothing about models: whoever ends a session asks for its models and unloads them
 (`control/sweeper.py`, `requests/sessions.py`).
 """
@@ -8,14 +9,18 @@ This file decides nothing about models: whoever ends a session asks for its mode
 from __future__ import annotations
 
 import uuid
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from lilo_engine.control.records import Records, SessionRow
+from lilo_engine.control.records import Records, SamplingSessionRow, SessionRow
 from lilo_engine.errors import Gone, NotFound
+
+_REMEMBERED = 1024
+"""Ended sessions whose reason is at hand; of others the records know it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,13 +39,8 @@ class Sessions:
     def __init__(self, records: Records, now_s: float) -> None:
         """Take over what the records know."""
         self._records = records
-        self._last_seen_s: dict[str, float] = {}
-        self._end_reasons: dict[str, str] = {}
-        for session_id, reason in records.now(_load):
-            if reason is None:
-                self._last_seen_s[session_id] = now_s
-            else:
-                self._end_reasons[session_id] = reason
+        self._last_seen_s = dict.fromkeys(records.now(_alive), now_s)
+        self._end_reasons: OrderedDict[str, str] = OrderedDict()
 
     async def create(self, new: NewSession, now_s: float) -> str:
         """Start a session and return its id."""
@@ -60,7 +60,7 @@ class Sessions:
         self._last_seen_s[session_id] = now_s
         return session_id
 
-    def touch(self, session_id: str, now_s: float) -> None:
+    async def touch(self, session_id: str, now_s: float) -> None:
         """Note that the client was heard of.
 
         Raises:
@@ -70,16 +70,25 @@ class Sessions:
         if session_id in self._last_seen_s:
             self._last_seen_s[session_id] = now_s
             return
-        if session_id in self._end_reasons:
+        reason = await self._end_reason(session_id)
+        if reason is not None:
             raise Gone(
-                f"session {session_id!r} ended: {self._end_reasons[session_id]}; make a new ServiceClient "
+                f"session {session_id!r} ended: {reason}; make a new ServiceClient "
                 "and restore from the last checkpoint"
             )
         raise NotFound(f"there is no session {session_id!r}; make a new ServiceClient")
 
+    def alive(self) -> set[str]:
+        """Sessions that have not ended."""
+        return set(self._last_seen_s)
+
     def idle(self, now_s: float, limit_s: float) -> list[str]:
         """Sessions that were not heard of for longer than the limit."""
-        return [id for id, seen_s in self._last_seen_s.items() if now_s - seen_s > limit_s]
+        return [id for id in self._last_seen_s if self.is_idle(id, now_s, limit_s)]
+
+    def is_idle(self, session_id: str, now_s: float, limit_s: float) -> bool:
+        """Whether a session is alive and was not heard of for longer than the limit."""
+        return now_s - self._last_seen_s.get(session_id, now_s) > limit_s
 
     async def end(self, session_id: str, reason: str, now_s: float) -> bool:
         """End a session; the first reason wins. True if it was alive.
@@ -87,11 +96,13 @@ class Sessions:
         Raises:
             NotFound: there never was such a session.
         """
-        if session_id in self._end_reasons:
-            return False
         if self._last_seen_s.pop(session_id, None) is None:
-            raise NotFound(f"there is no session {session_id!r}")
+            if await self._end_reason(session_id) is None:
+                raise NotFound(f"there is no session {session_id!r}")
+            return False
         self._end_reasons[session_id] = reason
+        while len(self._end_reasons) > _REMEMBERED:
+            self._end_reasons.popitem(last=False)
 
         def work(session: Session) -> None:
             row = session.get(SessionRow, session_id)
@@ -100,6 +111,17 @@ class Sessions:
 
         await self._records.run(work)
         return True
+
+    async def _end_reason(self, session_id: str) -> str | None:
+        """Why a session ended; None if there is no such one among the ended ones."""
+        if session_id in self._end_reasons:
+            return self._end_reasons[session_id]
+        row = await self._records.run(lambda session: session.get(SessionRow, session_id))
+        return None if row is None else row.end_reason
+
+    async def prune(self, before_s: float) -> None:
+        """Forget the records of sessions that ended before this time, with those of their sampling sessions."""
+        await self._records.run(lambda session: _prune(session, before_s))
 
     async def flush(self) -> None:
         """Write down when each live session was last heard of."""
@@ -129,9 +151,20 @@ class Sessions:
         return row
 
 
-def _load(session: Session) -> list[tuple[str, str | None]]:
-    rows = session.execute(sa.select(SessionRow.session_id, SessionRow.end_reason))
-    return [(session_id, reason) for session_id, reason in rows]
+def _alive(session: Session) -> list[str]:
+    return list(
+        session.scalars(sa.select(SessionRow.session_id).where(SessionRow.ended_s.is_(None)))
+    )
+
+
+def _prune(session: Session, before_s: float) -> None:
+    old = sa.select(SessionRow.session_id).where(SessionRow.ended_s < before_s)
+    samplers = sa.delete(SamplingSessionRow).where(SamplingSessionRow.session_id.in_(old))
+    without = {"synchronize_session": False}
+    session.execute(samplers, execution_options=without)
+    session.execute(
+        sa.delete(SessionRow).where(SessionRow.ended_s < before_s), execution_options=without
+    )
 
 
 def _update(session: Session, seen: list[dict[str, str | float]]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import anyio
 
@@ -31,6 +32,21 @@ class SweepSettings:
     """Between sweeps: how much later than its limit a thing may end."""
     unnamed_versions: int = 16
     """Snapshots without a name that are kept per run; the definition's."""
+    session_kept_s: float = 30 * 86400.0
+    """How long an ended session can still be looked at; its runs and checkpoints stay."""
+
+
+class Samples(Protocol):
+    """The sampling side as ending things needs it."""
+
+    @property
+    def adapters_in_use(self) -> frozenset[str]:
+        """Names of adapters that a running or waiting sample needs."""
+        ...
+
+    def forget(self, session_id: str) -> None:
+        """Stop and drop all requests and answers of a sampling session."""
+        ...
 
 
 class Sweeper:
@@ -40,14 +56,14 @@ class Sweeper:
         self,
         control: Control,
         engine: EngineClient,
+        samples: Samples,
         settings: SweepSettings,
-        in_use: Callable[[], set[str]],
     ) -> None:
-        """`in_use`: names of adapters that a running or waiting sample needs."""
+        """Nothing ends before `sweep`."""
         self._control = control
         self._engine = engine
+        self._samples = samples
         self._settings = settings
-        self._in_use = in_use
 
     async def run(self, clock: Callable[[], float]) -> None:
         """Sweep until cancelled."""
@@ -62,14 +78,23 @@ class Sweeper:
     async def sweep(self, now_s: float) -> None:
         """End everything that is over at `now_s`."""
         limit_s = self._settings.session_idle_s
-        for session_id in self._control.sessions.idle(now_s, limit_s):
+        sessions = self._control.sessions
+        for session_id in sessions.idle(now_s, limit_s):
+            # Ending the one before may have taken a while; this one may have been heard of since.
+            if not sessions.is_idle(session_id, now_s, limit_s):
+                continue
             await end_session(
                 self._control,
                 self._engine,
+                self._samples,
                 session_id,
                 f"its client was not heard of for {limit_s:.0f} s",
                 now_s,
             )
+        # A save that was under way when its session ended opens a sampling session after it.
+        for session_id in self._control.sampling_sessions.owners() - sessions.alive():
+            _forget_samples(self._control, self._samples, session_id)
+        await sessions.prune(now_s - self._settings.session_kept_s)
         for entry in await self._control.checkpoints.expired(now_s):
             _log.info("%s reached the end of its lifetime", entry.ref)
             await self._delete(entry.ref)
@@ -77,14 +102,14 @@ class Sweeper:
         followed = self._control.sampling_sessions.followed()
         for run_id in await self._control.checkpoints.runs_with_more_unnamed_than(kept):
             await self._drop_old_snapshots(run_id, followed)
-        await self._control.sessions.flush()
+        await sessions.flush()
         await self._control.runs.flush()
         await self._control.keys.look_again(now_s)
 
     async def _drop_old_snapshots(self, run_id: str, followed: set[CheckpointRef]) -> None:
         entries = await self._control.checkpoints.unnamed_of(run_id)
         old = entries[self._settings.unnamed_versions :]
-        in_use = self._in_use()
+        in_use = self._samples.adapters_in_use
         for entry in old:
             if target_of(entry).name not in in_use and entry.ref not in followed:
                 _log.info("%s is no longer among the newest snapshots of its run", entry.ref)
@@ -99,9 +124,14 @@ class Sweeper:
 
 
 async def end_session(
-    control: Control, engine: EngineClient, session_id: str, reason: str, now_s: float
+    control: Control,
+    engine: EngineClient,
+    samples: Samples,
+    session_id: str,
+    reason: str,
+    now_s: float,
 ) -> None:
-    """End a session and unload its models; the first reason wins.
+    """End a session, its samples and its models; the first reason wins.
 
     Raises:
         NotFound: there never was such a session.
@@ -109,6 +139,7 @@ async def end_session(
     if not await control.sessions.end(session_id, reason, now_s):
         return
     _log.info("session %s ended: %s", session_id, reason)
+    _forget_samples(control, samples, session_id)
     for run_id in control.runs.live_of(session_id):
         try:
             await engine.unload(ModelId(run_id), f"its session ended: {reason}")
@@ -116,3 +147,8 @@ async def end_session(
             continue
         except LiloError as error:
             _log.warning("model %s was not unloaded: %s", run_id, error)
+
+
+def _forget_samples(control: Control, samples: Samples, session_id: str) -> None:
+    for sampling_session_id in control.sampling_sessions.end_of(session_id):
+        samples.forget(sampling_session_id)

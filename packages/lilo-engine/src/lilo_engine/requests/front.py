@@ -75,7 +75,7 @@ class Front:
         ready = all(state.phase == "serving" for state in parts.values())
         return Readiness(ready=ready, words=", ".join(words))
 
-    def touch_model(self, model_id: str) -> None:
+    async def touch_model(self, model_id: str) -> None:
         """Note that the client of a model was heard of.
 
         Raises:
@@ -85,7 +85,7 @@ class Front:
         self.control.runs.touch(model_id, now_s)
         # A model id without a session is the engine's to refuse, with its number.
         with contextlib.suppress(NotFound):
-            self.control.sessions.touch(session_of(model_id), now_s)
+            await self.control.sessions.touch(session_of(model_id), now_s)
 
     async def submit(self, operation: Operation) -> RequestId:
         """Hand an operation to the engine.
@@ -94,7 +94,7 @@ class Front:
             Gone: the model ended; the message says why and how to go on.
             NotFound, InvalidRequest, Saturated: see `EngineClient.submit`.
         """
-        self.touch_model(operation.model_id)
+        await self.touch_model(operation.model_id)
         try:
             return await self.engine.submit(operation)
         except NotFound as error:

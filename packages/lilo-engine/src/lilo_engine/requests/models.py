@@ -23,7 +23,7 @@ async def create_model(request: Request) -> Response:
     """Make a model resident: its id is what the SDK builds by itself."""
     front = front_of(request)
     wire = await read_json(request, CreateModelBody, front.settings.body)
-    front.control.sessions.touch(wire.session_id, front.control.clock())
+    await front.control.sessions.touch(wire.session_id, front.control.clock())
     decode.check_optimizer(wire.optimizer_config.type)
     return await _create(
         front,
@@ -41,7 +41,7 @@ async def create_from_checkpoint(front: Front, wire: LoadWeightsBody) -> Respons
     """Make a model resident with the adapter, and its shape, of a published checkpoint."""
     if wire.session_id is None or wire.model_seq_id is None:
         raise InvalidRequest("a new model needs both session_id and model_seq_id")
-    front.control.sessions.touch(wire.session_id, front.control.clock())
+    await front.control.sessions.touch(wire.session_id, front.control.clock())
     if wire.optimizer_config is not None:
         decode.check_optimizer(wire.optimizer_config.type)
     source = decode.training_ref(wire.path)
@@ -66,7 +66,7 @@ async def get_info(request: Request) -> Response:
     front = front_of(request)
     wire = await read_json(request, ModelBody, front.settings.body)
     run = await front.control.runs.get(wire.model_id)
-    front.touch_model(wire.model_id)
+    await front.touch_model(wire.model_id)
     return json_response(
         {
             "type": "get_info",

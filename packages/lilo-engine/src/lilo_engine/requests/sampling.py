@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from lilo_engine.control.checkpoints import Entry
-from lilo_engine.control.sampling_sessions import SamplingSession, Target, target_of
+from lilo_engine.control.sampling_sessions import SamplingSession, target_of
 from lilo_engine.errors import InvalidRequest
 from lilo_engine.operations.ids import sampling_session_id_of
 from lilo_engine.operations.reference import CheckpointRef
@@ -29,7 +29,7 @@ async def create_sampling_session(request: Request) -> Response:
     front = front_of(request)
     wire = await read_json(request, CreateSamplingSessionBody, front.settings.body)
     now_s = front.control.clock()
-    front.control.sessions.touch(wire.session_id, now_s)
+    await front.control.sessions.touch(wire.session_id, now_s)
     entry = None if wire.model_path is None else await _published(front, wire.model_path)
     session = SamplingSession(
         sampling_session_id=sampling_session_id_of(wire.session_id, wire.sampling_session_seq_id),
@@ -51,7 +51,7 @@ async def create_sampling_session(request: Request) -> Response:
 @router.get("/samplers/{sampler_id}")
 async def get_sampler(request: Request, sampler_id: str) -> Response:
     """What a sampling client samples from."""
-    session = front_of(request).control.sampling_sessions.get(sampler_id)
+    session = await front_of(request).control.sampling_sessions.get(sampler_id)
     path = None if session.ref is None else str(session.ref)
     return json_response(
         {"sampler_id": sampler_id, "base_model": session.base_model, "model_path": path}
@@ -80,7 +80,7 @@ async def asample(request: Request) -> Response:
         session_id=session_id,
         seq_id=seq_id,
         fingerprint=decode_sample.fingerprint(sample),
-        adapter=None if target is None else AdapterVersion(name=target.name, folder=target.folder),
+        adapter=target,
         request=sample,
     )
     return json_response(
@@ -88,13 +88,13 @@ async def asample(request: Request) -> Response:
     )
 
 
-async def _target(front: Front, wire: SampleBody) -> tuple[str, int, Target | None]:
+async def _target(front: Front, wire: SampleBody) -> tuple[str, int, AdapterVersion | None]:
     """Whose number it is, the number, and the weights."""
     if wire.sampling_session_id is not None:
         if wire.seq_id is None:
             raise InvalidRequest("asample in a sampling session needs a seq_id")
-        session = front.control.sampling_sessions.get(wire.sampling_session_id)
-        front.control.sessions.touch(session.session_id, front.control.clock())
+        session = await front.control.sampling_sessions.get(wire.sampling_session_id)
+        await front.control.sessions.touch(session.session_id, front.control.clock())
         target = await front.control.sampling_sessions.target(wire.sampling_session_id)
         return wire.sampling_session_id, wire.seq_id, target
     # Older clients name the weights each time and have no number: each request stands for itself.

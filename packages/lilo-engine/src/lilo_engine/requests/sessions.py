@@ -80,7 +80,7 @@ async def session_heartbeat(request: Request) -> Response:
     """The client lives. 410 once its session has ended, 404 if it never was."""
     front = front_of(request)
     wire = await read_json(request, SessionBody, front.settings.body)
-    front.control.sessions.touch(wire.session_id, front.control.clock())
+    await front.control.sessions.touch(wire.session_id, front.control.clock())
     return json_response({"type": "session_heartbeat"})
 
 
@@ -91,7 +91,9 @@ async def finish_session(request: Request, session_id: str) -> Response:
     wire = await read_json(request, FinishSessionBody, front.settings.body)
     detail = f": {wire.detail}" if wire.detail else ""
     reason = f"its client finished it ({wire.reason.type}{detail})"
-    await end_session(front.control, front.engine, session_id, reason, front.control.clock())
+    await end_session(
+        front.control, front.engine, front.sampling, session_id, reason, front.control.clock()
+    )
     return json_response({"status": "finished"})
 
 
@@ -110,7 +112,7 @@ async def get_session(request: Request, session_id: str) -> Response:
     return json_response(
         {
             "training_run_ids": await control.runs.of_session(session_id),
-            "sampler_ids": control.sampling_sessions.of_session(session_id),
+            "sampler_ids": await control.sampling_sessions.of_session(session_id),
             "user_metadata": row.user_metadata,
             "display_name": row.display_name,
         }

@@ -2,8 +2,8 @@
 
 No I/O and no tasks; `manager.py` runs the requests. Numbers are per sampling session, start anywhere and imply no
 order. The same number with the same fingerprint is the same request; with another one it is refused. An answer can be
-fetched again: what was fetched is forgotten first, then the oldest, when there are too many or they are too old.
-What nobody has fetched yet is never forgotten for its size.
+fetched again: what was fetched is forgotten first, then the oldest, when there are too many, or they are too old or
+too large together.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 import anyio
 
-from lilo_engine.errors import InvalidRequest, NotFound
+from lilo_engine.errors import Gone, InvalidRequest, NotFound
 from lilo_engine.operations.result import Failed
 from lilo_engine.sampling.engine import SampleResult
 
@@ -26,6 +26,11 @@ PREFIX = "sample:"
 
 MAX_FETCHED_BYTES = 64 * 2**20
 """Of answers that were handed out and are kept for a client that asks again."""
+MAX_UNFETCHED_BYTES = 2**30
+"""Of answers that nobody has asked for yet: far above what clients keep in flight, and bounded all the same. The newest
+stays whatever its size."""
+_REMEMBERED = 4096
+"""Sampling sessions that ended: who asks for their answers is told so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +76,8 @@ class SampleFutures:
         self._now = now
         self._by_id: dict[str, SampleFuture] = {}
         self._by_session: dict[str, set[str]] = {}
+        self._ended: OrderedDict[str, None] = OrderedDict()
+        self._unfetched_bytes = 0
         # In the order of finishing; together they are the finished ones.
         self._unfetched: OrderedDict[str, SampleFuture] = OrderedDict()
         self._fetched: OrderedDict[str, SampleFuture] = OrderedDict()
@@ -86,7 +93,9 @@ class SampleFutures:
 
         Raises:
             InvalidRequest: it had another payload.
+            Gone: the sampling session ended.
         """
+        self._refuse_ended(session_id, f"sampling session {session_id!r}")
         future = self._by_id.get(_request_id(session_id, seq_id))
         if future is not None and future.fingerprint != fingerprint:
             raise InvalidRequest(
@@ -116,9 +125,12 @@ class SampleFutures:
 
         Raises:
             NotFound: there is none, or it was forgotten.
+            Gone: its sampling session ended.
         """
         future = self._by_id.get(request_id)
         if future is None:
+            session_id = request_id.removeprefix(PREFIX).rpartition(":")[0]
+            self._refuse_ended(session_id, f"sample request {request_id!r}")
             raise NotFound(
                 f"there is no sample request {request_id!r}; the last {self._max_finished} answers are kept "
                 f"for {self._max_age_s:g} s, send the request again"
@@ -135,11 +147,13 @@ class SampleFutures:
         # A session may have been forgotten while its request still ran.
         if self._by_id.get(future.request_id) is future:
             self._unfetched[future.request_id] = future
+            self._unfetched_bytes += _size_bytes(future)
             self._trim()
 
     def fetched(self, future: SampleFuture) -> None:
         """Note that the answer was handed out."""
         if self._unfetched.pop(future.request_id, None) is not None:
+            self._unfetched_bytes -= _size_bytes(future)
             self._fetched[future.request_id] = future
             self._fetched_bytes += _size_bytes(future)
             # The newest stays whatever its size: its client may not have received it.
@@ -147,14 +161,26 @@ class SampleFutures:
                 self._drop(next(iter(self._fetched.values())))
 
     def forget(self, session_id: str) -> list[SampleFuture]:
-        """Drop all of a session; returns those that had not finished."""
+        """Drop all of a session that ended; returns those that had not finished."""
+        self._ended[session_id] = None
+        while len(self._ended) > _REMEMBERED:
+            self._ended.popitem(last=False)
         dropped = [self._by_id[i] for i in self._by_session.get(session_id, ())]
         for future in dropped:
             self._drop(future)
         return [future for future in dropped if future.outcome is None]
 
+    def _refuse_ended(self, session_id: str, what: str) -> None:
+        if session_id in self._ended:
+            raise Gone(
+                f"{what} is gone: the session of its client ended; make a new ServiceClient and "
+                "a sampling client on the weights you had, and send the request again"
+            )
+
     def _trim(self) -> None:
         """Forget what is over the bounds. Constant work per finished request."""
+        while self._unfetched_bytes > MAX_UNFETCHED_BYTES and len(self._unfetched) > 1:
+            self._drop(next(iter(self._unfetched.values())))
         oldest = self._now() - self._max_age_s
         for finished in (self._fetched, self._unfetched):
             while finished:
@@ -166,7 +192,8 @@ class SampleFutures:
 
     def _drop(self, future: SampleFuture) -> None:
         del self._by_id[future.request_id]
-        self._unfetched.pop(future.request_id, None)
+        if self._unfetched.pop(future.request_id, None) is not None:
+            self._unfetched_bytes -= _size_bytes(future)
         if self._fetched.pop(future.request_id, None) is not None:
             self._fetched_bytes -= _size_bytes(future)
         siblings = self._by_session[future.session_id]

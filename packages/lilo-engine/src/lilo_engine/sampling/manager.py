@@ -136,7 +136,7 @@ class SamplingManager:
             request = dataclasses.replace(
                 request,
                 request_id=future.request_id,
-                adapter=adapter.key if adapter is not None else None,
+                adapter=adapter.name if adapter is not None else None,
             )
             self._tasks.start_soon(self._answer, future, adapter, request)
         return SampleTicket(request_id=future.request_id, sequence_ids=future.sequence_ids)

@@ -11,7 +11,6 @@ has an empty memory and gets a new `Residents`.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
@@ -32,14 +31,9 @@ class AdapterVersion:
     """One published adapter; its folder never changes."""
 
     name: str
-    """For people: the checkpoint's address, say."""
+    """Of the content, and the adapter's name inside an engine: what is published later under the same path has another."""
     folder: str
     """Absolute path of a PEFT folder."""
-
-    @property
-    def key(self) -> str:
-        """Name inside an engine: one per folder, so that an overwritten checkpoint is another adapter."""
-        return f"{self.name}#{hashlib.sha256(self.folder.encode()).hexdigest()[:12]}"
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +56,7 @@ class Residents:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Keys of what is loaded or on its way in or out."""
+        """Names of what is loaded or on its way in or out."""
         return tuple(self._adapters)
 
     @asynccontextmanager
@@ -75,14 +69,14 @@ class Residents:
         """
         resident = await self._acquire(version)
         try:
-            yield version.key
+            yield version.name
         finally:
             resident.holders -= 1
             if not resident.holders:
                 self._note_freed()
 
     async def _acquire(self, version: AdapterVersion) -> _Resident:
-        key = version.key
+        key = version.name
         while True:
             resident = self._adapters.get(key)
             if resident is None:
@@ -98,12 +92,12 @@ class Residents:
             await resident.changed.wait()
 
     async def _load(self, version: AdapterVersion) -> None:
-        resident = self._adapters[version.key] = _Resident()
+        resident = self._adapters[version.name] = _Resident()
         loaded = False
         try:
             # Shielded: a load that nobody waits for any more still ends, so that what is loaded is known.
             with anyio.CancelScope(shield=True), anyio.fail_after(self._load_timeout_s):
-                await self._engine.load(version.key, version.folder)
+                await self._engine.load(version.name, version.folder)
             loaded = True
         except TimeoutError as error:
             raise ServerError(
@@ -113,7 +107,7 @@ class Residents:
             if loaded:
                 resident.state = "ready"
             else:
-                del self._adapters[version.key]
+                del self._adapters[version.name]
                 self._note_freed()
             resident.changed.set()
 
