@@ -211,7 +211,9 @@ def test_a_compressed_pass_equals_the_plain_one(served):
         {"sampling_params": {"top_k": -7}},
         {"sampling_params": {"max_tokens": 0}},
         {"sampling_params": {"stop": ["text"]}},
-        {"prompt_alt_tokens_k": 2},
+        {"prompt_alt_tokens_k": -2},
+        {"prompt_logprobs_last_n": 1},
+        {"target_prompt_logprobs": {"data": [1], "dtype": "int64", "shape": [9, 1]}},
         {"sampling_session_id": "nobody"},
     ],
 )

@@ -45,10 +45,20 @@ def test_stop_strings_need_a_tokenizer():
         decoded({"stop": "x"}, stop_strings=False)
 
 
-@pytest.mark.parametrize("name", ["prompt_alt_tokens_k", "prompt_logprobs_last_n"])
-def test_options_that_are_not_offered_are_refused_not_ignored(name):
+@pytest.mark.parametrize(
+    "target",
+    [
+        {"data": [1], "shape": [2]},
+        {"data": [1], "shape": [2, 2]},
+        {"data": [2**40], "shape": [1, 1]},
+        {"data": [1], "shape": [2, 1], "sparse_crow_indices": [0], "sparse_col_indices": [0]},
+        {"data": [1], "shape": [-1, -1]},
+        {"data": [1], "shape": [1, 2**40]},
+    ],
+)
+def test_targets_whose_numbers_do_not_fit_their_shape_are_refused(target):
     with pytest.raises(InvalidRequest):
-        decoded({}, **{name: 2})
+        decoded({}, target_prompt_logprobs=target)
 
 
 def test_fingerprints_tell_requests_apart():

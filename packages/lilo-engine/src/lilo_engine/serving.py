@@ -30,7 +30,7 @@ from lilo_engine.operations.operation import (
     SaveSampler,
     SaveState,
 )
-from lilo_engine.operations.reference import CheckpointRef
+from lilo_engine.operations.reference import CheckpointKind, CheckpointRef
 from lilo_engine.operations.result import ModelCreated, Saved
 from lilo_engine.operations.roster import Model
 from lilo_engine.schedule.lanes import PersistLane
@@ -261,7 +261,11 @@ class Serving:
         if isinstance(operation, SaveState):
             model.last_checkpoint = ref
             return Saved(ref=ref)
-        return Saved(ref=ref, sampling_session_id=operation.sampling_session_id)
+        return Saved(
+            ref=ref,
+            sampling_session_id=operation.sampling_session_id,
+            size_bytes=published.size_bytes,
+        )
 
     def _tell_idle(self) -> None:
         if self.draining.is_set() and self.work.scheduler.lanes.num_persisting == 0:
@@ -280,7 +284,7 @@ def _destination(model: Model, operation: SaveState | SaveSampler) -> Destinatio
         metadata["sampling_session_id"] = operation.sampling_session_id
     return Destination(
         run_id=operation.model_id,
-        kind="weights" if isinstance(operation, SaveState) else "sampler_weights",
+        kind=_kind(operation),
         name=operation.name,
         order=operation.seq_id,
         # A snapshot of the same name replaces the older one: the SDK has no way to ask for it.
@@ -292,3 +296,9 @@ def _destination(model: Model, operation: SaveState | SaveSampler) -> Destinatio
 def _first(group: BaseExceptionGroup[BackendLost]) -> str:
     error = group.exceptions[0]
     return _first(error) if isinstance(error, BaseExceptionGroup) else error.message
+
+
+def _kind(operation: SaveState | SaveSampler) -> CheckpointKind:
+    if isinstance(operation, SaveState):
+        return "weights"
+    return "external_weights" if operation.external else "sampler_weights"

@@ -102,7 +102,7 @@ class SaveState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveSampler:
-    """Publish the adapter for sampling as `sampler_weights/{name}`."""
+    """Publish the adapter for sampling as `sampler_weights/{name}`, or as `external_weights/{name}`."""
 
     model_id: ModelId
     seq_id: int
@@ -112,6 +112,8 @@ class SaveSampler:
     """Set for an ephemeral save: the sampling session to open on what is published."""
     ttl_s: int | None = None
     user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+    external: bool = False
+    """For download, not for sampling here: published as `external_weights/{name}`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

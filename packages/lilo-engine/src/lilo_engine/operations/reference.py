@@ -1,6 +1,6 @@
 """CheckpointRef: which published checkpoint is meant. The only file that takes `tinker://` apart.
 
-Grammar: `tinker://{run}/{weights|sampler_weights}/{name}`; the run id has colons, no part has a slash.
+Grammar: `tinker://{run}/{weights|sampler_weights|external_weights}/{name}`; the run id has colons, no part has a slash.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from typing import Literal, TypeAlias, cast, get_args
 
 from lilo_engine.errors import InvalidRequest
 
-CheckpointKind: TypeAlias = Literal["weights", "sampler_weights"]
-"""`weights` can be trained on (adapter and optimizer); `sampler_weights` is a PEFT folder."""
+CheckpointKind: TypeAlias = Literal["weights", "sampler_weights", "external_weights"]
+"""`weights` can be trained on (adapter and optimizer); the others are PEFT folders, to sample from here or to
+download."""
 
 _KINDS = get_args(CheckpointKind)
 _SCHEME = "tinker://"

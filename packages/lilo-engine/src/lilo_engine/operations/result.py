@@ -43,6 +43,7 @@ class Saved:
 
     ref: CheckpointRef
     sampling_session_id: str | None = None
+    size_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,12 @@ async def save_weights_for_sampler(request: Request) -> Response:
     return await submit_numbered(request, "save_weights_for_sampler", decode.save_sampler)
 
 
+@router.post("/save_weights_external")
+async def save_weights_external(request: Request) -> Response:
+    """Publish the adapter for download; `external_weights_urls` then has a link for each file."""
+    return await submit_numbered(request, "save_weights_external", decode.save_external)
+
+
 @router.post("/load_weights")
 async def load_weights(request: Request) -> Response:
     """Load into a resident model, which has a number, or into a new one, which has none."""

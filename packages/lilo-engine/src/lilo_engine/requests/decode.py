@@ -40,6 +40,7 @@ from lilo_engine.requests.wire_json import (
     LoraConfigBody,
     ModelInputBody,
     OptimStepBody,
+    SaveExternalBody,
     SaveForSamplerBody,
     SaveWeightsBody,
     TensorBody,
@@ -154,6 +155,23 @@ def save_sampler(body: Body) -> SaveSampler:
     )
 
 
+def save_external(body: Body) -> SaveSampler:
+    """A save for download: a PEFT folder."""
+    wire = _json(body, SaveExternalBody)
+    if wire.age_encryption_recipients:
+        raise InvalidRequest(
+            "age_encryption_recipients: this server writes files unencrypted; leave it out, download over TLS and "
+            "encrypt the files then"
+        )
+    return SaveSampler(
+        model_id=ModelId(wire.model_id),
+        seq_id=wire.seq_id,
+        name=check_name(wire.path),
+        ttl_s=wire.ttl_seconds,
+        external=True,
+    )
+
+
 def load_state(body: Body) -> LoadState:
     """A load into a resident model."""
     wire = _json(body, LoadWeightsBody)
@@ -175,12 +193,12 @@ def training_ref(path: str) -> CheckpointRef:
     """The training checkpoint a path names.
 
     Raises:
-        InvalidRequest: it is no path, or names sampler weights, which hold no optimizer to train on.
+        InvalidRequest: it is no path, or names a PEFT folder, which holds no optimizer to train on.
     """
     ref = CheckpointRef.parse(path)
     if ref.kind != "weights":
         raise InvalidRequest(
-            f"{path!r} names sampler weights; training goes on from .../weights/NAME, which save_state makes"
+            f"{path!r} names weights without an optimizer; training goes on from .../weights/NAME, which save_state makes"
         )
     return ref
 

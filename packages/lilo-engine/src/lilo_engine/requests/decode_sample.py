@@ -9,10 +9,13 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import fields
 
+import numpy as np
+
 from lilo_engine.errors import InvalidRequest
 from lilo_engine.requests.decode import prompt_tokens
-from lilo_engine.requests.wire_json import SampleBody, SamplingParamsBody
-from lilo_engine.sampling.engine import SampleRequest, SamplingParams
+from lilo_engine.requests.tensors import csr_fits
+from lilo_engine.requests.wire_json import SampleBody, SamplingParamsBody, TargetsBody
+from lilo_engine.sampling.engine import CellLayout, PromptTargets, SampleRequest, SamplingParams
 
 MAX_SAMPLES = 4096
 """Of one prompt; bounds what one request can queue."""
@@ -23,7 +26,6 @@ _COMPARED = tuple(
 )
 _COMPARED_PARAMS = tuple(field.name for field in fields(SamplingParams))
 """Numbers and texts, or tuples of them: their `repr` is the same in every process."""
-_NOT_OFFERED = ("target_prompt_logprobs", "prompt_alt_tokens_k", "prompt_logprobs_last_n")
 
 
 def sample_request(
@@ -44,11 +46,8 @@ def sample_request(
         stop_strings: Whether the engine can stop on text.
 
     Raises:
-        InvalidRequest: a chunk is not text, or an option is not offered here.
+        InvalidRequest: a chunk is not text, or a number does not fit.
     """
-    for name in _NOT_OFFERED:
-        if getattr(wire, name):
-            raise InvalidRequest(f"{name} is not offered by this server; leave it out")
     if wire.num_samples > MAX_SAMPLES:
         raise InvalidRequest(
             f"num_samples is {wire.num_samples}; at most {MAX_SAMPLES} of one prompt"
@@ -77,6 +76,11 @@ def sample_request(
         prompt_logprobs=bool(wire.prompt_logprobs),
         topk_prompt_logprobs=wire.topk_prompt_logprobs,
         topk_sample_logprobs=wire.topk_sample_logprobs,
+        prompt_logprobs_last_n=wire.prompt_logprobs_last_n,
+        prompt_alt_tokens_k=wire.prompt_alt_tokens_k,
+        prompt_targets=None
+        if wire.target_prompt_logprobs is None
+        else prompt_targets(wire.target_prompt_logprobs),
     )
 
 
@@ -85,6 +89,42 @@ def fingerprint(request: SampleRequest) -> str:
     asked = [getattr(request, name) for name in _COMPARED]
     asked += [getattr(request.params, name) for name in _COMPARED_PARAMS]
     return hashlib.sha256(repr(asked).encode() + request.prompt).hexdigest()
+
+
+def prompt_targets(wire: TargetsBody) -> PromptTargets:
+    """Dense or sparse target ids as a list of cells, with the layout to answer in.
+
+    Raises:
+        InvalidRequest: numbers and shape do not fit each other.
+    """
+    what = "target_prompt_logprobs"
+    try:
+        ids = np.array(wire.data, dtype="<i4")
+    except OverflowError as error:
+        raise InvalidRequest(f"{what} has a token id that does not fit 32 bits") from error
+    if len(wire.shape) != 2 or min(wire.shape) < 0 or max(wire.shape) >= 2**31:
+        raise InvalidRequest(f"{what}: the shape is [len(prompt) - 1, K], got {wire.shape}")
+    length, width = wire.shape
+    if wire.sparse_crow_indices is None or wire.sparse_col_indices is None:
+        if ids.size != length * width:
+            raise InvalidRequest(
+                f"{what}: shape {wire.shape} does not hold the {ids.size} ids sent"
+            )
+        rows = np.repeat(np.arange(length, dtype="<i4"), width)
+        layout = CellLayout(length=length, width=width)
+        return PromptTargets(layout=layout, rows=rows.tobytes(), token_ids=ids.tobytes())
+    try:
+        crow = np.array(wire.sparse_crow_indices, dtype="<i8")
+        col = np.array(wire.sparse_col_indices, dtype="<i8")
+    except OverflowError as error:
+        raise InvalidRequest(f"{what}: an index does not fit 64 bits") from error
+    if not csr_fits(crow, col, ids.size, length, width):
+        raise InvalidRequest(
+            f"{what}: the sparse indices do not describe {ids.size} cells of shape {wire.shape}"
+        )
+    rows = np.repeat(np.arange(length, dtype="<i4"), np.diff(crow))
+    layout = CellLayout(length=length, width=width, crow=crow.tobytes(), col=col.tobytes())
+    return PromptTargets(layout=layout, rows=rows.tobytes(), token_ids=ids.tobytes())
 
 
 def _stops(

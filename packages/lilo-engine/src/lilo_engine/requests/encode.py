@@ -11,7 +11,14 @@ import numpy as np
 from lilo_engine.operations.result import Loaded, ModelCreated, Passed, Result, Saved, Stepped
 from lilo_engine.operations.tensor import Tensor
 from lilo_engine.requests.proto import tinker_public_pb2 as pb
-from lilo_engine.sampling.engine import SampledSequence, SampleResult, TopK
+from lilo_engine.sampling.engine import (
+    UNUSED_LOGPROB,
+    AltTokens,
+    SampledSequence,
+    SampleResult,
+    TargetScores,
+    TopK,
+)
 
 JsonBody = Mapping[str, object]
 """The JSON body of a reply."""
@@ -46,6 +53,10 @@ def payload_bytes(result: Passed | SampleResult) -> int:
     if isinstance(result, Passed):
         return sum(len(tensor.data) + 16 for tensor in result.logprobs)
     size = len(result.prompt_logprobs or b"") + _topk_bytes(result.topk_prompt)
+    if result.target_scores is not None:
+        size += len(result.target_scores.logprobs)
+    if result.alt_tokens is not None:
+        size += 3 * len(result.alt_tokens.logprobs)
     for sequence in result.sequences:
         size += len(sequence.tokens) + len(sequence.logprobs) + _topk_bytes(sequence.topk) + 16
     return size
@@ -67,11 +78,15 @@ def sample_protobuf(result: SampleResult) -> bytes:
         message.prompt_logprobs = result.prompt_logprobs
     if result.topk_prompt is not None:
         message.topk_prompt_logprobs.CopyFrom(_topk(result.topk_prompt))
+    if result.target_scores is not None:
+        message.target_prompt_logprobs.CopyFrom(_targets(result.target_scores))
+    if result.alt_tokens is not None:
+        message.prompt_alt_tokens.CopyFrom(_alternatives(result.alt_tokens))
     return message.SerializeToString()
 
 
 def sample_json(result: SampleResult) -> JsonBody:
-    """A sample for clients from before the binary form. NaN becomes null; top-k is left out."""
+    """A sample for clients from before the binary form. NaN becomes null; what they did not know is left out."""
     prompt = result.prompt_logprobs
     return {
         "type": "sample",
@@ -86,6 +101,9 @@ def sample_json(result: SampleResult) -> JsonBody:
         "prompt_logprobs": None
         if prompt is None
         else [None if x != x else x for x in np.frombuffer(prompt, "<f4").tolist()],
+        "topk_prompt_logprobs": None
+        if result.topk_prompt is None
+        else _topk_json(result.topk_prompt),
     }
 
 
@@ -123,11 +141,51 @@ def _topk(topk: TopK) -> pb.TopkLogprobs:
     )
 
 
+def _topk_json(topk: TopK) -> list[list[tuple[int, float]] | None]:
+    """Per position pairs of token and logprob; null where there is none."""
+    shape = (topk.length, topk.k)
+    ids = np.frombuffer(topk.token_ids, "<i4").reshape(shape).tolist()
+    values = np.frombuffer(topk.logprobs, "<f4").reshape(shape).tolist()
+    rows = [
+        [pair for pair in zip(some, theirs, strict=True) if pair[1] > UNUSED_LOGPROB]
+        for some, theirs in zip(ids, values, strict=True)
+    ]
+    return [row or None for row in rows]
+
+
+def _targets(scores: TargetScores) -> pb.Tensor:
+    layout = scores.layout
+    message = pb.Tensor(dtype=pb.DTYPE_FLOAT32, shape=[layout.length, layout.width])
+    if layout.crow is None or layout.col is None:
+        message.dense = scores.logprobs
+    else:
+        message.sparse_csr.values = scores.logprobs
+        message.sparse_csr.crow_indices = layout.crow
+        message.sparse_csr.col_indices = layout.col
+    return message
+
+
+def _alternatives(drawn: AltTokens) -> pb.PromptAltTokens:
+    shape = [drawn.length, drawn.k]
+    ids = np.frombuffer(drawn.token_ids, "<i4").astype("<i8")
+    return pb.PromptAltTokens(
+        tokens=pb.Tensor(dtype=pb.DTYPE_INT64, shape=shape, dense=ids.tobytes()),
+        logprobs=pb.Tensor(dtype=pb.DTYPE_FLOAT32, shape=shape, dense=drawn.logprobs),
+    )
+
+
 def _topk_bytes(topk: TopK | None) -> int:
     return 0 if topk is None else len(topk.token_ids) + len(topk.logprobs)
 
 
 def _saved_json(result: Saved) -> JsonBody:
+    if result.ref.kind == "external_weights":
+        size_bytes = result.size_bytes
+        return {
+            "type": "save_weights_external",
+            "path": str(result.ref),
+            "size_bytes": size_bytes,
+        }
     kind = "save_weights" if result.ref.kind == "weights" else "save_weights_for_sampler"
     if result.sampling_session_id is None:
         return {"type": kind, "path": str(result.ref)}

@@ -71,7 +71,7 @@ def from_csr(
         raise InvalidRequest(
             f"{what}: shape {list(shape)} is over {MAX_DENSE_BYTES} bytes when dense"
         )
-    if not _csr_fits(crow_indices, col_indices, cells.size, num_rows, num_columns):
+    if not csr_fits(crow_indices, col_indices, cells.size, num_rows, num_columns):
         raise InvalidRequest(
             f"{what}: the indices of the sparse tensor do not describe {cells.size} cells of "
             f"shape {list(shape)}"
@@ -127,13 +127,14 @@ def _shaped(values: npt.NDArray[Any], shape: tuple[int, ...], what: str) -> Tens
     return Tensor(dtype=dtype, shape=shape, data=values.tobytes())
 
 
-def _csr_fits(
+def csr_fits(
     crow: npt.NDArray[np.int64],
     col: npt.NDArray[np.int64],
     num_cells: int,
     num_rows: int,
     num_columns: int,
 ) -> bool:
+    """Whether CSR indices describe `num_cells` cells of a table of `num_rows` x `num_columns`."""
     if crow.size != num_rows + 1 or col.size != num_cells or crow[0] != 0 or crow[-1] != num_cells:
         return False
     return bool((np.diff(crow) >= 0).all() and (col >= 0).all() and (col < num_columns).all())

@@ -98,6 +98,16 @@ class TensorBody(_Wire):
     sparse_col_indices: list[int] | None = None
 
 
+class TargetsBody(_Wire):
+    """Token ids at prompt positions, [len(prompt) - 1, K]; only listed cells count when it is sparse CSR."""
+
+    data: list[int]
+    dtype: Literal["int64"] = "int64"
+    shape: list[int]
+    sparse_crow_indices: list[int] | None = None
+    sparse_col_indices: list[int] | None = None
+
+
 class ChunkBody(_Wire):
     """One piece of a model input; only text can be honoured, other types are named in the refusal."""
 
@@ -185,6 +195,26 @@ class SaveForSamplerBody(_Wire):
     user_metadata: UserMetadata | None = None
 
 
+class SaveExternalBody(_Wire):
+    """POST /save_weights_external."""
+
+    model_id: str
+    seq_id: SeqId
+    path: str
+    ttl_seconds: Ttl | None = None
+    age_encryption_recipients: list[str] | None = None
+
+
+class CopyWeightsBody(_Wire):
+    """POST /copy_weights: to a slot of a session, or to a run that is made for it."""
+
+    source_path: str
+    session_id: str | None = None
+    model_seq_id: Count | None = None
+    destination_project_id: str | None = None
+    ttl_seconds: Ttl | None = None
+
+
 class LoadWeightsBody(_Wire):
     """POST /load_weights: in place with (model_id, seq_id), or a new model with (session_id, model_seq_id)."""
 
@@ -232,8 +262,8 @@ class SampleBody(_Wire):
     prompt_logprobs: bool | None = None
     topk_prompt_logprobs: int = Field(default=0, ge=0)
     topk_sample_logprobs: int = Field(default=0, ge=0)
-    target_prompt_logprobs: Any = None
-    prompt_alt_tokens_k: int = 0
+    target_prompt_logprobs: TargetsBody | None = None
+    prompt_alt_tokens_k: int = Field(default=0, lt=2**31)
     prompt_logprobs_last_n: int | None = None
 
 

@@ -11,6 +11,9 @@ from typing import Literal, Protocol
 
 from lilo_definitions import Definition
 
+UNUSED_LOGPROB = -99999.0
+"""Of a cell without a token, as the wire has it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
@@ -30,6 +33,30 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CellLayout:
+    """How the cells of a table with one row per predicted prompt token lie: dense, or sparse as CSR."""
+
+    length: int
+    """Rows: row i is about prompt token i + 1."""
+    width: int
+    crow: bytes | None = None
+    """int64 [length + 1]; None = dense, row-major, length x width."""
+    col: bytes | None = None
+    """int64, one per cell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptTargets:
+    """Token ids whose log-probabilities are wanted at places of the prompt."""
+
+    layout: CellLayout
+    rows: bytes
+    """int32, the row of each cell, ascending."""
+    token_ids: bytes
+    """int32, one per cell; -1 asks for nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRequest:
     """One prompt and the samples wanted of it."""
 
@@ -43,6 +70,32 @@ class SampleRequest:
     prompt_logprobs: bool = False
     topk_prompt_logprobs: int = 0
     topk_sample_logprobs: int = 0
+    prompt_logprobs_last_n: int | None = None
+    """Score only so many tokens at the end of the prompt, top-k included; None = all."""
+    prompt_alt_tokens_k: int = 0
+    """Draws wanted at each prompt position after the first."""
+    prompt_targets: PromptTargets | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetScores:
+    """Answers `PromptTargets`, cell by cell."""
+
+    layout: CellLayout
+    logprobs: bytes
+    """float32, one per cell; 0 where nothing was asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AltTokens:
+    """Independent draws at the request's temperature, row i in place of prompt token i + 1; row-major length x k."""
+
+    k: int
+    length: int
+    token_ids: bytes
+    """int32."""
+    logprobs: bytes
+    """float32: under the untempered model distribution, as all are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +128,10 @@ class SampleResult:
 
     sequences: tuple[SampledSequence, ...]
     prompt_logprobs: bytes | None = None
-    """float32, one per prompt token; the first is NaN."""
+    """float32, one per prompt token; NaN where it was not computed, and for the first."""
     topk_prompt: TopK | None = None
+    target_scores: TargetScores | None = None
+    alt_tokens: AltTokens | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from lilo_engine.errors import Gone, InvalidRequest, NotFound, ServerError, Unavailable
 from lilo_engine.sampling.engine import (
+    AltTokens,
     SampledSequence,
     SamplerConfig,
     SampleRequest,
@@ -28,6 +29,7 @@ from lilo_engine.sampling.engine import (
     SamplerHealth,
     SamplerInfo,
     SamplingParams,
+    TargetScores,
     TopK,
 )
 from lilo_engine.sampling.validate import check_request
@@ -141,14 +143,24 @@ class MemorySamplingEngine:
             await self._sequence(request, digest, prompt, sample)
             for sample in range(request.num_samples)
         ]
-        wanted = request.prompt_logprobs or request.topk_prompt_logprobs
+        about = bool(request.prompt_alt_tokens_k or request.prompt_targets)
+        wanted = request.prompt_logprobs or request.topk_prompt_logprobs or about
         rows = [self._logprobs(digest, prompt[:i]) for i in range(1, len(prompt))] if wanted else []
-        values = [float("nan"), *[row[prompt[i + 1]] for i, row in enumerate(rows)]]
+        # Row i is about prompt token i + 1; the first has none.
+        begin = max(0, len(rows) - (request.prompt_logprobs_last_n or len(rows)))
+        tail = rows[begin:]
+        scored = [*[None] * (len(prompt) - len(tail)), *tail]
+        values = [
+            float("nan") if row is None else row[token]
+            for row, token in zip(scored, prompt, strict=True)
+        ]
         k = request.topk_prompt_logprobs
         return SampleResult(
             sequences=tuple(sequences),
             prompt_logprobs=_floats(values) if request.prompt_logprobs else None,
-            topk_prompt=_top_k([None, *rows], k) if k else None,
+            topk_prompt=_top_k(scored, k) if k else None,
+            target_scores=_targets(rows, request),
+            alt_tokens=_alternatives(rows, request),
         )
 
     async def _sequence(
@@ -194,6 +206,32 @@ def _draw(logprobs: _Logits, params: SamplingParams, stream: random.Random) -> i
     kept = kept[(before < params.top_p * weights[kept].sum()) | (np.arange(kept.size) == 0)]
     total = np.cumsum(weights[kept])
     return int(kept[np.searchsorted(total, stream.random() * total[-1], side="right")])
+
+
+def _targets(rows: Sequence[_Logits], request: SampleRequest) -> TargetScores | None:
+    targets = request.prompt_targets
+    if targets is None:
+        return None
+    places = np.frombuffer(targets.rows, dtype="<i4").tolist()
+    ids = np.frombuffer(targets.token_ids, dtype="<i4").tolist()
+    values = [
+        float(rows[row][token]) if token >= 0 else 0.0
+        for row, token in zip(places, ids, strict=True)
+    ]
+    return TargetScores(layout=targets.layout, logprobs=_floats(values))
+
+
+def _alternatives(rows: Sequence[_Logits], request: SampleRequest) -> AltTokens | None:
+    k, seed = request.prompt_alt_tokens_k, request.params.seed
+    if not k:
+        return None
+    params = SamplingParams(max_tokens=1, temperature=request.params.temperature)
+    ids = np.zeros((len(rows), k), dtype="<i4")
+    for place, row in enumerate(rows):
+        stream = random.Random(None if seed is None else f"alternatives {seed} {place}")
+        ids[place] = [_draw(row, params, stream) for _ in range(k)]
+    values = [row[ids[place]] for place, row in enumerate(rows)]
+    return AltTokens(k=k, length=len(rows), token_ids=ids.tobytes(), logprobs=_floats(values))
 
 
 def _floats(values: Sequence[Any]) -> bytes:

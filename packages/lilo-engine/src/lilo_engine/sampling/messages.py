@@ -17,12 +17,16 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from lilo_engine.commands import frames
 from lilo_engine.errors import LiloError
 from lilo_engine.sampling.engine import (
+    AltTokens,
+    CellLayout,
+    PromptTargets,
     SampledSequence,
     SampleRequest,
     SampleResult,
     SamplerHealth,
     SamplerInfo,
     SamplingParams,
+    TargetScores,
     TopK,
 )
 
@@ -57,6 +61,9 @@ class SamplerReply:
 
 
 frames.register(
+    AltTokens,
+    CellLayout,
+    PromptTargets,
     SampledSequence,
     SampleRequest,
     SampleResult,
@@ -66,6 +73,7 @@ frames.register(
     SamplerInfo,
     SamplerReply,
     SamplingParams,
+    TargetScores,
     TopK,
 )
 

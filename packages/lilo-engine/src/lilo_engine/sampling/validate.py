@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from lilo_engine.errors import InvalidRequest
-from lilo_engine.sampling.engine import SampleRequest
+from lilo_engine.sampling.engine import PromptTargets, SampleRequest
 
 MAX_TOPK = 128
 """Most likely tokens that can be asked for at each position; bounds the answer."""
@@ -23,6 +23,9 @@ def check_request(request: SampleRequest, *, vocab_size: int, context: int) -> N
     for good, words in [*_counts(request), *_parameters(request), *_stops(request, vocab_size)]:
         if not good:
             raise InvalidRequest(words)
+    _check_about_prompt(request, len(request.prompt) // 4)
+    if request.prompt_targets is not None:
+        _check_targets(request.prompt_targets, len(request.prompt) // 4, vocab_size)
 
 
 def _check_prompt(prompt: bytes, *, vocab_size: int, context: int) -> None:
@@ -52,6 +55,42 @@ def _counts(request: SampleRequest) -> list[tuple[bool, str]]:
             f"top logprobs of {tops[0]} (prompt) and {tops[1]} (samples); expected 0 to {MAX_TOPK}",
         ),
     ]
+
+
+def _check_about_prompt(request: SampleRequest, prompt_tokens: int) -> None:
+    last_n, alternatives = request.prompt_logprobs_last_n, request.prompt_alt_tokens_k
+    if last_n is not None and not request.prompt_logprobs:
+        raise InvalidRequest("prompt_logprobs_last_n says how many; set prompt_logprobs too")
+    if last_n is not None and not 1 <= last_n < max(2, prompt_tokens):
+        raise InvalidRequest(
+            f"prompt_logprobs_last_n is {last_n}; this prompt of {prompt_tokens} tokens has "
+            f"1 to {prompt_tokens - 1}, since nothing predicts the first"
+        )
+    if not 0 <= alternatives <= MAX_TOPK:
+        raise InvalidRequest(f"prompt_alt_tokens_k is {alternatives}; expected 0 to {MAX_TOPK}")
+
+
+def _check_targets(targets: PromptTargets, prompt_tokens: int, vocab_size: int) -> None:
+    """The tensor has a row for each prompt token but the first, and names a token at least once."""
+    rows = targets.layout.length
+    if rows != prompt_tokens - 1:
+        raise InvalidRequest(
+            f"target_prompt_logprobs has {rows} rows; a prompt of {prompt_tokens} tokens takes "
+            f"{prompt_tokens - 1}, one for each token but the first"
+        )
+    ids = np.frombuffer(targets.token_ids, dtype="<i4")
+    if ids.size > MAX_TOPK * prompt_tokens:
+        raise InvalidRequest(
+            f"target_prompt_logprobs has {ids.size} cells; at most {MAX_TOPK} for each prompt token"
+        )
+    bad = np.flatnonzero((ids < -1) | (ids >= vocab_size))
+    if bad.size:
+        raise InvalidRequest(
+            f"target_prompt_logprobs names token {ids[bad[0]]}; token ids are 0 to {vocab_size - 1}, "
+            "and -1 asks for nothing"
+        )
+    if not (ids >= 0).any():
+        raise InvalidRequest("target_prompt_logprobs names no token; leave it out")
 
 
 def _parameters(request: SampleRequest) -> list[tuple[bool, str]]:

@@ -142,10 +142,6 @@ class Batch:
             return
         for job in jobs:
             job.alone = True
-            # A step may have scored a part of the prompt; the table of top tokens begins with one unused cell.
-            del job.prompt_logprobs[1:]
-            if job.prompt_topk is not None:
-                del job.prompt_topk.token_ids[1:], job.prompt_topk.logprobs[1:]
         self._waiting.extendleft(reversed([job for job in jobs if not job.settled]))
 
     # ---- admission

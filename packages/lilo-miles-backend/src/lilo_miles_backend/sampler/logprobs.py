@@ -9,10 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from lilo_engine.sampling.engine import TopK
-
-UNUSED_LOGPROB = -99999.0
-"""Of a cell without a token, as the wire has it."""
+from lilo_engine.sampling.engine import UNUSED_LOGPROB, TopK
 
 
 @dataclass(slots=True)

@@ -11,7 +11,6 @@ from collections import deque
 
 import torch
 
-from lilo_miles_backend.sampler import logprobs
 from lilo_miles_backend.sampler.model import Model
 from lilo_miles_backend.sampler.sequence import Job
 
@@ -64,7 +63,7 @@ class Prefill:
             tokens_BT, start_B, self.cache, [job.adapter for job in self.jobs]
         )
         for row, job in enumerate(self.jobs):
-            if job.wants_prompt and not job.settled:
+            if job.scores.wanted and not job.settled:
                 self._score(job, hidden_BTE[row], end)
         self.position = end
         if self.done:
@@ -79,15 +78,9 @@ class Prefill:
         )
 
     def _score(self, job: Job, hidden_TE: torch.Tensor, end: int) -> None:
-        """Log-probabilities of the tokens that follow the positions of this piece."""
+        """What was asked about the tokens that follow the positions of this piece."""
         stop = min(end, len(job.prompt) - 1)
-        for first in range(self.position, stop, _LOGIT_ROWS):
+        for first in range(max(self.position, job.scores.first_row), stop, _LOGIT_ROWS):
             past = min(stop, first + _LOGIT_ROWS)
             part = hidden_TE[first - self.position : past - self.position]
-            logits = self._model.logits(part, [job.adapter] * (past - first))
-            values = logits.log_softmax(dim=-1)
-            job.prompt_logprobs += logprobs.of_tokens(values, job.prompt[first + 1 : past + 1])
-            if job.prompt_topk is not None:
-                ids, tops = logprobs.most_likely(values, job.prompt_topk.k)
-                for row_ids, row_tops in zip(ids, tops, strict=True):
-                    job.prompt_topk.add(row_ids, row_tops)
+            job.scores.fill(first, self._model.logits(part, [job.adapter] * (past - first)))

@@ -17,6 +17,7 @@ from lilo_engine.sampling.engine import SampledSequence, SampleRequest, SampleRe
 from lilo_miles_backend.sampler.adapters import Adapter
 from lilo_miles_backend.sampler.draw import Draw, stream
 from lilo_miles_backend.sampler.logprobs import TopKRows
+from lilo_miles_backend.sampler.prompt import PromptScores
 from lilo_miles_backend.sampler.text import StopStrings
 
 StopReason: TypeAlias = Literal["stop", "length"]
@@ -69,8 +70,8 @@ class Job:
     deliver: Callable[[SampleResult | LiloError], None]
     """Called once, in the torch thread."""
     sequences: list[Sequence] = field(default_factory=list[Sequence])
-    prompt_logprobs: list[float] = field(default_factory=lambda: [float("nan")])
-    prompt_topk: TopKRows | None = None
+    scores: PromptScores = field(init=False)
+    """What was asked about the prompt itself."""
     alone: bool = False
     """Prefilled by itself, because it was in a group that failed."""
     settled: bool = False
@@ -87,9 +88,7 @@ class Job:
             )
             k = request.topk_sample_logprobs
             self.sequences.append(Sequence(self, draw, topk=TopKRows(k) if k else None))
-        if request.topk_prompt_logprobs:
-            self.prompt_topk = TopKRows(request.topk_prompt_logprobs)
-            self.prompt_topk.add((), ())
+        self.scores = PromptScores(request, self.prompt)
         if self.max_new == 0:
             for sequence in self.sequences:
                 sequence.ended = "length"
@@ -102,23 +101,17 @@ class Job:
             return "stop"
         return "length" if len(tokens) >= self.max_new else None
 
-    @property
-    def wants_prompt(self) -> bool:
-        """Whether anything about the prompt itself was asked for."""
-        return self.request.prompt_logprobs or self.prompt_topk is not None
-
     def settle_if_ended(self) -> None:
         """Hand the result over once every sample has ended."""
         if self.settled or any(sequence.ended is None for sequence in self.sequences):
             return
-        wanted = self.request.prompt_logprobs
         self._settle(
             SampleResult(
                 sequences=tuple(sequence.freeze() for sequence in self.sequences),
-                prompt_logprobs=np.asarray(self.prompt_logprobs, dtype="<f4").tobytes()
-                if wanted
-                else None,
-                topk_prompt=self.prompt_topk.freeze() if self.prompt_topk is not None else None,
+                prompt_logprobs=self.scores.logprobs(),
+                topk_prompt=self.scores.topk(),
+                target_scores=self.scores.targets(),
+                alt_tokens=self.scores.alternatives(),
             )
         )
 
