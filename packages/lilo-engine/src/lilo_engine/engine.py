@@ -80,8 +80,9 @@ class Engine:
         self._supervisor = Supervisor(launcher)
         self._serving: Serving | None = None
         self._info: BackendInfo | None = None
-        self._last_health: tuple[Health, float] | None = None
-        """With the time at which it was told."""
+        self._last_health: Health | None = None
+        self._answered_s = 0.0
+        """When the trainer last answered, or started to serve."""
         self._draining = anyio.Event()
         self._stopped = anyio.Event()
 
@@ -143,11 +144,13 @@ class Engine:
     async def state(self) -> EngineState:
         """What the engine is doing, by progress."""
         phase = self._phase()
+        health, silent_s = await self._health()
         return EngineState(
             phase=phase,
             epoch=self._supervisor.epoch,
             backend=self._info,
-            health=await self._health() if phase in ("serving", "draining") else None,
+            health=health,
+            silent_s=silent_s,
             resident_models=tuple(m.model_id for m in self._work.roster.all_resident()),
             queued_operations=self._work.num_queued,
             last_failure=self._supervisor.last_failure,
@@ -191,6 +194,7 @@ class Engine:
         useful = False
         try:
             self._info = await Dispatcher(running.backend).describe()
+            self._answered_s = anyio.current_time()
             self._serving = Serving(
                 running=running,
                 info=self._info,
@@ -272,20 +276,22 @@ class Engine:
             return f"the trainer is {self._phase()}"
         return None
 
-    async def _health(self) -> Health | None:
+    async def _health(self) -> tuple[Health | None, float]:
+        """What the trainer says of its progress, and for how many seconds it has not said anything."""
         serving = self._serving
-        if serving is None:
-            return None
+        if serving is None or self._stopped.is_set():
+            return None, 0.0
         try:
             health = await in_thread(serving.running.backend.health)
         except LiloError:
             # A trainer too busy to answer has not made progress either: what is known grows older.
+            silent_s = anyio.current_time() - self._answered_s
             if self._last_health is None:
-                return None
-            health, seen_s = self._last_health
-            return replace(health, age_s=health.age_s + anyio.current_time() - seen_s)
-        self._last_health = (health, anyio.current_time())
-        return health
+                return None, silent_s
+            known = self._last_health
+            return replace(known, age_s=known.age_s + silent_s), silent_s
+        self._last_health, self._answered_s = health, anyio.current_time()
+        return health, 0.0
 
 
 def _same_creation(model: Model, mark: Fingerprint) -> RequestId:

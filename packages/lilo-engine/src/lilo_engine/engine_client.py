@@ -21,6 +21,9 @@ class EngineState:
     """Number of the trainer group; grows with each restart of the backend."""
     backend: BackendInfo | None
     health: Health | None
+    """The last command that it completed, and how long ago; None = it never told."""
+    silent_s: float
+    """How long the trainer has not answered when asked for its health; 0 = it answered now, or none runs."""
     resident_models: tuple[ModelId, ...]
     queued_operations: int
     last_failure: str | None

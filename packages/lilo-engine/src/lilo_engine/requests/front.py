@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -31,6 +31,9 @@ from lilo_engine.sampling.manager import SamplingManager
 
 _log = logging.getLogger(__name__)
 
+SILENT_S = 30.0
+"""A trainer answers within a second unless its host is in trouble, whatever it computes."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontSettings:
@@ -50,6 +53,8 @@ class Readiness:
     ready: bool
     words: str
     """What the trainer and the sampler are doing."""
+    progress: Mapping[str, Mapping[str, str | int | float | None]]
+    """Of each side that told: what it has done so far, and how long ago it last got on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,14 +71,30 @@ class Front:
     polls: LongPolls = field(default_factory=LongPolls)
 
     async def readiness(self) -> Readiness:
-        """Ask both sides."""
-        parts = {"trainer": await self.engine.state(), "sampler": await self.sampling.state()}
+        """Ask both sides. A trainer that does not answer for a while is still serving, and is said to be silent."""
+        trainer, sampler = await self.engine.state(), await self.sampling.state()
+        parts = {"trainer": trainer, "sampler": sampler}
         words = [
             f"{name} {state.phase}" + (f" ({state.last_failure})" if state.last_failure else "")
             for name, state in parts.items()
         ]
         ready = all(state.phase == "serving" for state in parts.values())
-        return Readiness(ready=ready, words=", ".join(words))
+        if trainer.silent_s > SILENT_S:
+            words.append(f"the trainer has not answered for {trainer.silent_s:.0f} s")
+        progress: dict[str, dict[str, str | int | float | None]] = {}
+        if trainer.health is not None:
+            progress["trainer"] = {
+                "last_command": trainer.health.last_completed,
+                "completed_commands": trainer.health.completed_commands,
+                "age_s": round(trainer.health.age_s, 3),
+                "silent_s": round(trainer.silent_s, 3),
+            }
+        if sampler.health is not None:
+            progress["sampler"] = {
+                "generated_tokens": sampler.health.generated_tokens,
+                "age_s": round(sampler.health.age_s, 3),
+            }
+        return Readiness(ready=ready, words=", ".join(words), progress=progress)
 
     async def touch_model(self, model_id: str) -> None:
         """Note that the client of a model was heard of.

@@ -19,12 +19,14 @@ router = APIRouter()
 
 @router.get("/healthz")
 async def healthz(request: Request) -> Response:
-    """200 only when a model could be created and sampled from now; before that 503 with the progress."""
+    """200 only when a model could be created and sampled from now, with the last progress of both sides; else 503."""
     front = front_of(request)
     readiness = await front.readiness()
     if readiness.ready:
-        return json_response({"status": "ok"})
-    return json_response({"status": "starting", "detail": readiness.words}, 503)
+        return json_response({"status": "ok", "detail": readiness.words, **readiness.progress})
+    return json_response(
+        {"status": "starting", "detail": readiness.words, **readiness.progress}, 503
+    )
 
 
 @router.post("/client/config")
