@@ -151,12 +151,22 @@ class Attempt:
                 f"{file_name!r} was written before in this attempt; files are written once"
             )
         self._begun.add(file_name)
-        with self._publisher.steps.named(f"create {file_name}"):
-            try:
-                return self._open(file_name)
-            except FileNotFoundError:
-                # A commit of somebody else may reload this view just now, and empty folders do not survive that.
-                return self._open(file_name)
+        file: DigestingFile | None = None
+        try:
+            with self._publisher.steps.named(f"create {file_name}"):
+                file = self._opened(file_name)
+        except BaseException as error:
+            if file is not None:
+                file.__exit__(type(error), error, None)  # closed, and never reported
+            raise
+        return file
+
+    def _opened(self, file_name: str) -> DigestingFile:
+        try:
+            return self._open(file_name)
+        except FileNotFoundError:
+            # A commit of somebody else may reload this view just now, and empty folders do not survive that.
+            return self._open(file_name)
 
     def _open(self, file_name: str) -> DigestingFile:
         root = self._publisher.volume.root
