@@ -13,7 +13,7 @@ from lilo_volume import (
     latest,
     open_named,
 )
-from lilo_volume.testing import VOLUME_CONTRACT
+from lilo_volume.testing import VOLUME_CONTRACT, run_ranks
 from lilo_volume.volumes.fsspec import FsspecVolume
 
 pytest.importorskip("fsspec")
@@ -89,6 +89,56 @@ def test_another_node_fetches_what_it_chose_and_nothing_else(s3, tmp_path):
     assert (found.folder / "deep/0").read_bytes() == b"1" * 3_000_000
     assert not any("two" in path.name for path in (tmp_path / "b").rglob("*"))
     assert latest(reader, "run", "weights", verify="full").checkpoint is not None
+
+
+def test_two_nodes_publish_one_checkpoint_of_both(s3, tmp_path):
+    first, bucket = s3(tmp_path / "a")
+    nodes = [first, s3(tmp_path / "b", bucket)[0]]
+
+    def part(group):
+        with begin(
+            nodes[group.rank],
+            group,
+            collection="run",
+            kind="weights",
+            name="one",
+            order=1,
+            node=f"n{group.rank}",
+            timeout_s=30,
+        ) as attempt:
+            with attempt.create(f"shard-{group.rank}") as file:
+                file.write(b"%d" % group.rank)
+            return attempt.publish(expected=["shard-0", "shard-1"])
+
+    results = run_ranks(2, part)
+    assert results[0].manifest == results[1].manifest
+    reader, _ = s3(tmp_path / "c", bucket)
+    found = open_named(reader, "run", "weights", "one", verify="full")
+    assert [(found.folder / f"shard-{i}").read_bytes() for i in (0, 1)] == [b"0", b"1"]
+    # No byte of a shard was sent twice, or by the wrong node.
+    assert not (results[0].folder / "shard-1").exists()
+
+
+def test_ranks_of_one_node_share_its_staging_folder(memory, tmp_path):
+    volume = FsspecVolume(memory, tmp_path / "node")
+
+    def part(group):
+        with begin(
+            volume, group, collection="run", kind="weights", name="one", order=1, timeout_s=30
+        ) as attempt:
+            with attempt.create(f"shard-{group.rank}") as file:
+                file.write(b"%d" % group.rank)
+            return attempt.publish(expected=["shard-0", "shard-1"])
+
+    assert not [r for r in run_ranks(2, part) if isinstance(r, BaseException)]
+    reader = FsspecVolume(memory, tmp_path / "reader")
+    found = run_ranks(
+        2,
+        lambda group: open_named(
+            reader, "run", "weights", "one", verify="full", group=group, timeout_s=30
+        ),
+    )
+    assert (found[1].folder / "shard-0").read_bytes() == b"0"
 
 
 def test_only_what_changed_is_sent(memory, tmp_path):

@@ -1,5 +1,10 @@
 """ModalVolume against a server that speaks the real client's protocol: the contract, exact errors, call counts."""
 
+import json
+import os
+import subprocess
+import sys
+
 import modal
 import pytest
 from grpclib import Status
@@ -19,7 +24,7 @@ from lilo_volume.testing.threads import run_ranks
 from lilo_volume.volumes.modal import ModalVolume, unmounted
 from lilo_volume.volumes.modal_mounts import ModalMount, check_mounts, mounts_of
 
-from tests.volume.fake_modal import FakeModal
+from tests.volume.fake_modal import NAME, FakeModal
 
 
 @pytest.fixture(params=[1, 2], ids=["v1", "v2"])
@@ -265,3 +270,33 @@ def test_a_cluster_is_one_function_whose_mounts_hold_for_every_node():
 
     check_mounts(train, {"/checkpoints": "checkpoints"})
     assert train.info().cluster_info.size == 2
+
+
+def test_the_command_works_on_a_volume_by_its_name(server, tmp_path):
+    mounted = tmp_path / "mount"
+    save(ModalVolume(server.mount(mounted), mounted), SoloGroup(), "n0")
+    env = {
+        **os.environ,
+        "MODAL_SERVER_URL": server.url,
+        "MODAL_TOKEN_ID": "ak-laptop",
+        "MODAL_TOKEN_SECRET": "as-secret",
+    }
+
+    def ask(*arguments):
+        run = subprocess.run(
+            [sys.executable, "-m", "lilo_volume.cli", *arguments, "--json"],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        return run.returncode, json.loads(run.stdout) if run.stdout else run.stderr
+
+    root = f"modal://{NAME}"
+    code, listed = ask("ls", root)
+    assert (code, [item["name"] for item in listed["checkpoints"]]) == (0, ["one"]), listed
+    out = tmp_path / "out"
+    assert ask("pull", root, "run", "weights", "one", str(out))[0] == 0
+    assert (out / "shard-0").read_bytes() == b"shard0"
+    assert ask("ls", "modal://no-such")[0] == 1
+    assert server.calls["VolumeReload"] == server.calls["VolumeCopyFiles2"] == 0

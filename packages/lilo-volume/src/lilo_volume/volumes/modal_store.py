@@ -44,9 +44,15 @@ class ModalStore:
         self._prefix = f"{sub_path.strip('/')}/" if sub_path and sub_path.strip("/") else ""
 
     def entries(self, prefix: str) -> list[Entry]:
-        """All regular files below the prefix."""
+        """All regular files below the prefix.
+
+        Raises:
+            FileMissing: there is no such volume.
+        """
         start = f"{self._prefix}{prefix}".rstrip("/")
         found: list[Entry] = []
+        with translating("volume"):
+            self._volume.hydrate()  # a volume that is not there is an error; a folder that is not is empty
         try:
             with translating(prefix):
                 for item in self._volume.iterdir(f"/{start}", recursive=True):
