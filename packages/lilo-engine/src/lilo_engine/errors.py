@@ -8,7 +8,8 @@
     |   +-- Gone                 410  it was there, and ended; the message says the way back
     |   +-- TooLarge             413  body over the limit
     |   +-- UnsupportedMedia     415  content type or encoding
-    +-- ServerError              ours, or the trainer's
+    +-- ServerError              ours, the trainer's, or the line's between us
+        +-- TooSlow              408  the body did not come in time; trying again helps
         +-- Saturated            429  a limit is reached for now
         +-- Unavailable          503  starting, draining; trying again helps
         +-- CommandFailed        500  the trainer refused or failed one command; it still runs
@@ -90,6 +91,12 @@ class ServerError(LiloError):
     """Ours, or the trainer's."""
 
     kind = "server_error"
+
+
+class TooSlow(ServerError):
+    """The body of a request did not come in time; nothing was begun, so that sending it again can help."""
+
+    kind = "too_slow"
 
 
 class Saturated(ServerError):

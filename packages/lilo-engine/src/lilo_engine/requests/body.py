@@ -7,16 +7,17 @@ with its number, and it would parse megabytes on the event loop.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+import anyio
 import anyio.to_thread
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from lilo_engine.errors import InvalidRequest, TooLarge, UnsupportedMedia
+from lilo_engine.errors import InvalidRequest, TooLarge, TooSlow, UnsupportedMedia
 from lilo_engine.requests.compression import decompress
 
 PROTOBUF = "application/x-protobuf"
@@ -45,6 +46,10 @@ class BodyLimits:
     """As sent. One datum of 250k tokens is 6 MB; the SDK splits batches at 5 MB."""
     decompressed_bytes: int = 128 * 1024 * 1024
     """After undoing the content encoding."""
+    pause_s: float = 30.0
+    """For the next bytes; the SDK sends what it has in one go."""
+    total_s: float = 300.0
+    """For all of it: 64 MB need 220 kB/s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,13 +72,14 @@ async def read_body(request: Request, limits: BodyLimits, head: bytearray | None
 
     Raises:
         TooLarge, UnsupportedMedia, InvalidRequest: see `compression.py`; also for the media type.
+        TooSlow: it did not come within the limits.
     """
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != PROTOBUF and media not in _JSON:
         raise UnsupportedMedia(
             f"content type {media!r} is not spoken here; send application/json or {PROTOBUF}"
         )
-    raw = await _read(request, limits.wire_bytes, head)
+    raw = await _read(request, limits, head)
     encoding = request.headers.get("content-encoding", "")
     data = raw
     if encoding:
@@ -82,6 +88,29 @@ async def read_body(request: Request, limits: BodyLimits, head: bytearray | None
             lambda: decompress(raw, encoding, limit_bytes=limits.decompressed_bytes)
         )
     return Body(data=data, protobuf=media == PROTOBUF)
+
+
+async def pieces_of(request: Request, limits: BodyLimits) -> AsyncGenerator[bytes]:
+    """The body as it comes.
+
+    Raises:
+        TooSlow: it did not come within the limits.
+    """
+    ends_s = anyio.current_time() + limits.total_s
+    pieces, size = request.stream(), 0
+    while True:
+        piece: bytes | None = None
+        with anyio.move_on_after(min(limits.pause_s, ends_s - anyio.current_time())) as waiting:
+            piece = await anext(pieces, None)
+        if waiting.cancelled_caught:
+            raise TooSlow(
+                f"the body came too slowly: {size} bytes of {request.headers.get('content-length', 'it')} were here when "
+                f"{limits.pause_s:g} s without one more, or {limits.total_s:g} s in all, were over; send it again"
+            )
+        if piece is None:
+            return
+        size += len(piece)
+        yield piece
 
 
 async def off_loop(size_bytes: int, work: Callable[[], Out]) -> Out:
@@ -121,13 +150,14 @@ def _fault(item: ErrorDetails) -> str:
     return f"{field or 'body'}{held}: {item['msg']}"
 
 
-async def _read(request: Request, limit_bytes: int, head: bytearray | None) -> bytes:
+async def _read(request: Request, limits: BodyLimits, head: bytearray | None) -> bytes:
     """All of the body; what is over the limit is read and dropped, so that the client gets to read the refusal."""
+    limit_bytes = limits.wire_bytes
     stated = request.headers.get("content-length", "")
     too_large = stated.isdigit() and int(stated) > limit_bytes
     pieces: list[bytes] = []
     size = 0
-    async for piece in request.stream():
+    async for piece in pieces_of(request, limits):
         if head is not None and len(head) < HEAD_BYTES:
             head += piece[: HEAD_BYTES - len(head)]
         size += len(piece)

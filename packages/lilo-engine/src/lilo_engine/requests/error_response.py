@@ -1,7 +1,7 @@
 """The one table from an error to an HTTP status and body; nothing else turns errors into HTTP.
 
 Every body is `{"detail": text, "kind": ...}` with a Content-Length: the SDK takes a 400 without one for a
-proxy's fault and tries again. 409 is never answered, because the SDK repeats it for five minutes, and 5xx is
+proxy's fault and tries again. 408 is sent again at once, with the same number. 409 is never answered, because the SDK repeats it for five minutes, and 5xx is
 answered only where trying again can help or where the fault is ours.
 """
 
@@ -26,6 +26,7 @@ from lilo_engine.errors import (
     Saturated,
     ServerError,
     TooLarge,
+    TooSlow,
     Unauthorized,
     Unavailable,
     UnsupportedMedia,
@@ -43,6 +44,7 @@ STATUS: dict[type[LiloError], int] = {
     TooLarge: 413,
     UnsupportedMedia: 415,
     UserError: 400,
+    TooSlow: 408,
     Saturated: 429,
     Unavailable: 503,
     CommandFailed: 500,
@@ -59,7 +61,11 @@ def status_of(error: LiloError) -> int:
 
 def error_response(error: LiloError) -> Response:
     """Status and body of an error."""
-    return detail_response(status_of(error), error.message, error.kind)
+    response = detail_response(status_of(error), error.message, error.kind)
+    if isinstance(error, TooSlow):
+        # The rest of the body is of no use to anyone.
+        response.headers["connection"] = "close"
+    return response
 
 
 def detail_response(status: int, detail: str, kind: str) -> Response:

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from lilo_engine.control.sessions import NewSession
 from lilo_engine.control.sweeper import end_session
 from lilo_engine.requests import decode
-from lilo_engine.requests.body import read_json
+from lilo_engine.requests.body import pieces_of, read_json
 from lilo_engine.requests.front import front_of
 from lilo_engine.requests.json_response import json_response
 from lilo_engine.requests.plain_route import plain_post
@@ -57,7 +57,7 @@ async def get_server_capabilities(request: Request) -> Response:
 @router.post("/telemetry")
 async def telemetry(request: Request) -> Response:
     """Accepted and dropped; an answer that fails would hold up the client's own errors."""
-    async for _ in request.stream():
+    async for _ in pieces_of(request, front_of(request).settings.body):
         pass
     return json_response({"status": "accepted"})
 
