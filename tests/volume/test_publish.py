@@ -226,3 +226,51 @@ def test_different_names_at_once_are_all_published(volume):
     for thread in threads:
         thread.join(timeout=30)
     assert [item.publication.name for item in catalogue(volume)] == [f"n{n}" for n in range(8)]
+
+
+def test_a_retry_of_what_was_published_returns_it_and_leaves_nothing(volume):
+    first = start(volume)
+    write(first, a=b"1")
+    published = first.publish(metadata={"who": "me"})
+    again = begin(
+        volume, SoloGroup(), collection="run", kind="weights", name="one", order=0, retry=True
+    )
+    write(again, a=b"1")
+    assert again.publish(metadata={"who": "me"}) == published
+    assert not again.folder.exists()
+    assert survey(volume).leftovers == ()
+
+
+@pytest.mark.parametrize(
+    ("data", "metadata"), [(b"2", {}), (b"1", {"who": "somebody else"})], ids=["bytes", "metadata"]
+)
+def test_a_retry_with_other_content_is_refused(volume, data, metadata):
+    first = start(volume)
+    write(first, a=b"1")
+    published = first.publish()
+    again = begin(
+        volume, SoloGroup(), collection="run", kind="weights", name="one", order=0, retry=True
+    )
+    write(again, a=data)
+    with pytest.raises(NameTaken):
+        again.publish(metadata=metadata)
+    assert open_named(volume, "run", "weights", "one", verify="full") == published
+
+
+def test_publishing_twice_is_publishing_once_and_an_attempt_that_failed_has_ended(volume):
+    attempt = start(volume)
+    write(attempt, a=b"1")
+    assert attempt.publish() is attempt.publish()
+    failed = start(volume, "two")
+    for _ in range(2):
+        with pytest.raises(PublishRefused):
+            failed.publish()
+
+
+def test_where_a_checkpoint_comes_from_and_what_was_expected_is_kept(volume):
+    attempt = start(volume)
+    write(attempt, b=b"2", a=b"1")
+    attempt.publish(expected=["b", "a"], lineage={"parent": "run/weights/zero", "code": "abc"})
+    manifest = open_named(volume, "run", "weights", "one", verify="full").manifest
+    assert manifest.expected == ("a", "b")
+    assert manifest.lineage == {"parent": "run/weights/zero", "code": "abc"}
