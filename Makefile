@@ -50,7 +50,7 @@ build: setup  ## Build the four wheels and source archives into dist/
 
 docs: setup  ## Build the documentation site into site/; a broken link or reference is an error
 	@$(BIN)/python scripts/definitions_table.py --check
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir site
 
 bench: setup  ## Drive a server of this checkout and print its figures
 	@$(ONE_THREAD) $(BIN)/python benchmarks/run.py $(ARGS)
