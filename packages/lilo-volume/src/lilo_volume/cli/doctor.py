@@ -105,40 +105,47 @@ def medium(volume: Volume, root: str) -> list[Finding]:
 def content(volume: Volume, found: Survey) -> list[Finding]:
     """What is on the volume."""
     total = sum(item.size_bytes for item in found.checkpoints)
-    findings = [
-        Finding(
-            what="checkpoints",
-            state="good",
-            text=f"{len(found.checkpoints)}, {size_text(total)}",
-        )
-    ]
-    states = Counter(left.state for left in found.leftovers)
-    sizes = {
-        state: sum(left.size_bytes for left in found.leftovers if left.state == state)
-        for state in states
-    }
-    for state, count in sorted(states.items()):
-        findings.append(
-            Finding(
-                what=f"{state} folders",
-                state="wrong" if state == "broken" else "note",
-                text=f"{count}, {size_text(sizes[state])}; {_ADVICE[state]}",
-            )
-        )
+    count = f"{len(found.checkpoints)}, {size_text(total)}"
     algorithms = {entry.algorithm for item in found.checkpoints for entry in item.manifest.files}
-    findings += [
-        Finding(
-            what="unverifiable",
-            state="wrong",
-            text=f"checkpoints with {algorithm}, which is not installed: lilo-volume[fast]",
-        )
-        for algorithm in sorted(algorithms)
-        if new_hasher(algorithm) is None
+    return [
+        Finding(what="checkpoints", state="good", text=count),
+        *_leftovers(found),
+        *(
+            Finding(
+                what="unverifiable",
+                state="wrong",
+                text=f"checkpoints with {algorithm}, which is not installed: lilo-volume[fast]",
+            )
+            for algorithm in sorted(algorithms)
+            if new_hasher(algorithm) is None
+        ),
+        *_newest_that_fail(volume, found),
     ]
+
+
+def _leftovers(found: Survey) -> list[Finding]:
+    counts = Counter(left.state for left in found.leftovers)
+    sizes: Counter[str] = Counter()
+    for left in found.leftovers:
+        sizes[left.state] += left.size_bytes
+    return [
+        Finding(
+            what=f"{state} folders",
+            state="wrong" if state == "broken" else "note",
+            text=f"{count}, {size_text(sizes[state])}; {_ADVICE[state]}",
+        )
+        for state, count in sorted(counts.items())
+    ]
+
+
+def _newest_that_fail(volume: Volume, found: Survey) -> list[Finding]:
+    """Collections and kinds whose latest is not the newest that was published."""
+    unpublished = {left.folder for left in found.leftovers if left.state == "unpublished"}
+    findings: list[Finding] = []
     series = {(i.publication.collection, i.publication.kind) for i in found.checkpoints}
     for collection, kind in sorted(series):
         manifest, skipped = newest_good(volume, collection, kind, "size")
-        published = [skip for skip in skipped if skip.folder not in _unpublished(found)]
+        published = [skip for skip in skipped if skip.folder not in unpublished]
         if manifest is None or published:
             why = published[0].why if published else "none is good"
             findings.append(Finding(what=f"latest of {collection}/{kind}", state="wrong", text=why))
@@ -151,7 +158,3 @@ _ADVICE = {
     "replaced": "overwritten; `gc` removes them",
     "foreign": "not made by lilo-volume, and left alone; `adopt` can publish them",
 }
-
-
-def _unpublished(found: Survey) -> set[str]:
-    return {left.folder for left in found.leftovers if left.state == "unpublished"}

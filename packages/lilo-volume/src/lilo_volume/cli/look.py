@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator, Sequence
 
 from lilo_volume.catalogue import Survey, survey
 from lilo_volume.checkpoint import Checkpoint
@@ -23,8 +24,8 @@ from lilo_volume.manifest import attempt_folder
 from lilo_volume.marks import marks_of
 from lilo_volume.restore import Skipped, newest_good
 from lilo_volume.scan import newest, scan
-from lilo_volume.transfer import Progress
-from lilo_volume.verify import find_fault
+from lilo_volume.transfer import Progress, Tell
+from lilo_volume.verify import Verify, find_fault
 from lilo_volume.volume import Volume
 
 Subparsers = argparse._SubParsersAction  # pyright: ignore[reportPrivateUsage] - argparse has no public name for it
@@ -136,39 +137,16 @@ def _verify(volume: Volume, arguments: argparse.Namespace) -> int:
     everything = _survey(volume, arguments)
     faults = {left.label: left.why for left in everything.leftovers if left.state == "broken"}
     sizes = {item.label: item.size_bytes for item in everything.checkpoints}
-    done_bytes = 0
-    num_files = sum(len(item.manifest.files) for item in everything.checkpoints)
-    done_files = 0
     with Bar("verify", shown=not arguments.json) as bar:
-
-        def tell(progress: Progress) -> None:
-            bar.tell(
-                Progress(
-                    done_bytes=done_bytes + progress.done_bytes,
-                    total_bytes=sum(sizes.values()),
-                    done_files=done_files + progress.done_files,
-                    total_files=num_files,
-                )
-            )
-
-        for item in everything.checkpoints:
-            home = attempt_folder(item.publication).rpartition("/")[0]
-            found = newest(scan(volume, home))
-            fault = "it was removed"
-            if found is not None:
-                fault = find_fault(volume, found, arguments.level, tell=tell)
+        tells = _one_after_another(everything.checkpoints, bar)
+        for item, tell in zip(everything.checkpoints, tells, strict=True):
+            fault = _fault_of(volume, item, arguments.level, tell)
             if fault is not None:
                 faults[item.label] = fault
-            done_bytes += item.size_bytes
-            done_files += len(item.manifest.files)
     labels = sorted(sizes.keys() | faults.keys())
     if arguments.json:
-        say_json(
-            {
-                "level": arguments.level,
-                "checkpoints": [{"label": name, "fault": faults.get(name)} for name in labels],
-            }
-        )
+        checkpoints = [{"label": name, "fault": faults.get(name)} for name in labels]
+        say_json({"level": arguments.level, "checkpoints": checkpoints})
     else:
         rows = [
             (
@@ -181,3 +159,30 @@ def _verify(volume: Volume, arguments: argparse.Namespace) -> int:
         ]
         say_table(("", "CHECKPOINT", "SIZE", "FAULT"), rows)
     return WRONG if faults else GOOD
+
+
+def _fault_of(volume: Volume, item: Checkpoint, level: Verify, tell: Tell) -> str | None:
+    found = newest(scan(volume, _home(item)))
+    return "it was removed" if found is None else find_fault(volume, found, level, tell=tell)
+
+
+def _one_after_another(items: Sequence[Checkpoint], bar: Bar) -> Iterator[Tell]:
+    """What each checkpoint tells, as a part of the whole."""
+    total_bytes = sum(item.size_bytes for item in items)
+    total_files = sum(len(item.manifest.files) for item in items)
+    done_bytes = done_files = 0
+
+    def tell(progress: Progress) -> None:
+        bar.tell(
+            Progress(
+                done_bytes=done_bytes + progress.done_bytes,
+                total_bytes=total_bytes,
+                done_files=done_files + progress.done_files,
+                total_files=total_files,
+            )
+        )
+
+    for item in items:
+        yield tell
+        done_bytes += item.size_bytes
+        done_files += len(item.manifest.files)
