@@ -36,7 +36,7 @@ def test_the_site_builds_strictly_and_names_what_each_package_offers(tmp_path):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     for page, name in (
-        ("reference/volume", "lilo_volume.begin"),
+        ("reference/volume", "lilo_volume.attempt.begin"),
         ("reference/definitions", "lilo_definitions.Definition"),
         ("reference/engine", "lilo_engine.deploy.deployment.plan"),
     ):
