@@ -9,7 +9,15 @@ from contextlib import asynccontextmanager
 
 import anyio
 import pytest
-from lilo_engine.errors import Gone, InvalidRequest, NotFound, Saturated, ServerError, Unavailable
+from lilo_engine.errors import (
+    BackendLost,
+    Gone,
+    InvalidRequest,
+    NotFound,
+    Saturated,
+    ServerError,
+    Unavailable,
+)
 from lilo_engine.operations.result import Failed, Pending
 from lilo_engine.sampling.engine import SamplerHealth
 from lilo_engine.sampling.futures import Sampled
@@ -300,6 +308,52 @@ async def test_an_engine_without_progress_is_replaced(definition, answers):
             tasks.cancel_scope.cancel()
 
 
+class Broken:
+    """A launcher whose engines do not come up, or are lost before they answered anything."""
+
+    def __init__(self, definition, *, comes_up: bool):
+        self.launches = 0
+        self.comes_up = comes_up
+        self.definition = definition
+
+    @asynccontextmanager
+    async def launch(self):
+        self.launches += 1
+        if not self.comes_up:
+            raise ServerError("no device")
+        async with MemorySamplerLauncher(self.definition).launch() as running:
+            running.lose("no device")
+            yield running
+
+
+@pytest.mark.parametrize("comes_up", [True, False])
+async def test_an_engine_that_never_serves_is_given_up_and_the_error_names_the_cause(
+    definition, comes_up
+):
+    launcher = Broken(definition, comes_up=comes_up)
+    supervisor = Supervisor(definition=definition, launcher=launcher, backoff_s=(0.0, 0.0, 0.0))
+    with anyio.fail_after(20):
+        await supervisor.run()
+    assert launcher.launches == 3
+    with pytest.raises(BackendLost, match="no device"):
+        await supervisor.engine_is_there()
+
+
+async def test_an_engine_that_answered_is_launched_again_however_often_it_is_lost(definition):
+    launcher = MemorySamplerLauncher(definition)
+    manager = SamplingManager(definition=definition, launcher=launcher, backoff_s=(0.0, 0.0))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(manager.run)
+        with anyio.fail_after(20):
+            await manager.info()
+            for number in range(4):
+                assert isinstance(await answer(manager, number), Sampled)
+                launcher.lose("pulled the plug")
+                while (await manager.state()).launches < number + 2:
+                    await anyio.lowlevel.checkpoint()
+        tasks.cancel_scope.cancel()
+
+
 async def test_more_adapters_than_fit_each_answer_with_their_own_weights(
     definition, adapters, tmp_path
 ):
@@ -373,10 +427,11 @@ async def test_a_sampling_process_that_cannot_start_is_named_in_the_error(defini
     )
     log = tmp_path / "sampler.log"
     launcher = ProcessSamplerLauncher(definition=broken, log_file=log)
-    with pytest.raises(ServerError, match="before it was ready"):
+    with pytest.raises(ServerError, match="before it was ready") as failed:
         async with launcher.launch():
             pass
     assert "Traceback" in log.read_text()
+    assert log.read_text().splitlines()[-1] in str(failed.value)
 
 
 async def test_a_launch_needs_no_folder_while_it_serves_and_leaves_no_process(

@@ -89,9 +89,9 @@ class ProcessLauncher:
             with anyio.move_on_after(EXIT_NEWS_LIMIT_S):
                 cause = await running.wait_lost()
             await running.stop()
-            last = child.log_tail()
-            words = f"the last lines of {self.log_path}:\n{last}" if last else "it said nothing"
-            raise BackendLost(f"the trainer did not come up: {cause}; {words}") from error
+            raise BackendLost(
+                f"the trainer did not come up: {cause}; {child.last_words()}"
+            ) from error
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await running.stop()

@@ -21,9 +21,8 @@ from lilo_definitions import Definition
 from lilo_engine.commands.bridge import CHANNELS, Channel, connections
 from lilo_engine.commands.bridge_client import BridgeClient
 from lilo_engine.commands.serve_backend import ChildConfig
+from lilo_engine.log_tail import last_words
 
-LOG_TAIL_LINES = 12
-"""Lines of the log that an error quotes: the end of a Python traceback fits."""
 LEAVE_LIMIT_S = 2.0
 """From the end of its standard input until SIGTERM."""
 TERMINATE_LIMIT_S = 2.0
@@ -57,13 +56,9 @@ class BackendProcess:
         self.client.fence(cause)
         return cause
 
-    def log_tail(self) -> str:
-        """The last lines that this child wrote."""
-        with self._log_path.open("rb") as log:
-            log.seek(0, os.SEEK_END)
-            log.seek(max(self._log_start, log.tell() - 16384))
-            lines = log.read().decode("utf-8", "replace").splitlines()
-        return "\n".join(lines[-LOG_TAIL_LINES:])
+    def last_words(self) -> str:
+        """The last lines that this child wrote, for an error."""
+        return last_words(self._log_path, self._log_start)
 
     def stop(self) -> None:
         """End the child and everything it started; blocks for at most the sum of the limits above."""

@@ -22,6 +22,7 @@ from lilo_definitions import Definition
 
 from lilo_engine.commands.process import describe_exit
 from lilo_engine.errors import ServerError
+from lilo_engine.log_tail import last_words
 from lilo_engine.sampling.engine import SamplerConfig, SamplingEngine
 from lilo_engine.sampling.memory import MemorySamplingEngine
 from lilo_engine.sampling.messages import MessageStream
@@ -116,12 +117,13 @@ class ProcessSamplerLauncher:
     async def launch(self) -> AsyncGenerator[RunningSampler]:
         """See `SamplerLauncher`."""
         folder = Path(tempfile.mkdtemp(prefix="lilo-"))
+        log_start = self._log_file.stat().st_size if self._log_file.exists() else 0
         try:
             async with (
                 await anyio.create_unix_listener(folder / "s", mode=0o600) as listener,
                 self._child(folder) as child,
             ):
-                stream = await self._accept(listener, child)
+                stream = await self._accept(listener, child, log_start)
                 # Nothing needs the names any more, and a server that is killed cannot clean up later.
                 shutil.rmtree(folder, ignore_errors=True)
                 async with self._connected(stream, child) as running:
@@ -161,7 +163,7 @@ class ProcessSamplerLauncher:
             ) from error
 
     async def _accept(
-        self, listener: anyio.abc.SocketListener, child: anyio.abc.Process
+        self, listener: anyio.abc.SocketListener, child: anyio.abc.Process, log_start: int
     ) -> MessageStream:
         """Wait until the child connects, ends, or runs out of time."""
         limit_s = self._definition.limits.startup_timeout_s
@@ -179,11 +181,11 @@ class ProcessSamplerLauncher:
         if accepted:
             return MessageStream(accepted[0])
         if child.returncode is not None:
-            raise ServerError(f"the sampling process {self._ended(child)} before it was ready")
-        raise ServerError(
-            f"the sampling process was not ready within startup_timeout_s = {limit_s:g} s; "
-            f"its log is {self._log_file}"
-        )
+            how = f"(pid {child.pid}) {describe_exit(child.returncode)} before it was ready"
+        else:
+            how = f"was not ready within startup_timeout_s = {limit_s:g} s"
+        words = last_words(self._log_file, log_start)
+        raise ServerError(f"the sampling process {how}; {words}")
 
     @asynccontextmanager
     async def _connected(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -21,11 +22,12 @@ from lilo_definitions import Definition
 
 from lilo_engine.errors import Gone, LiloError, Saturated, ServerError, Unavailable
 from lilo_engine.operations.result import Failed, Pending
+from lilo_engine.sampling.completions import Whose
 from lilo_engine.sampling.engine import SampleRequest, SamplerHealth, SamplerInfo
 from lilo_engine.sampling.futures import Outcome, Sampled, SampleFuture, SampleFutures
 from lilo_engine.sampling.launcher import SamplerLauncher
 from lilo_engine.sampling.residents import AdapterVersion
-from lilo_engine.sampling.supervisor import Supervisor
+from lilo_engine.sampling.supervisor import BACKOFF_S, Supervisor
 from lilo_engine.sampling.validate import check_request
 
 SampleState: TypeAlias = Pending | Sampled | Failed
@@ -60,6 +62,15 @@ class SamplingState:
     last_failure: str | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completions:
+    """Requests of one client that ended."""
+
+    ended: Sequence[tuple[str, Outcome]]
+    cursor: int
+    """Where the next look starts."""
+
+
 class SamplingManager:
     """One sampling engine, its adapters and its requests."""
 
@@ -70,6 +81,7 @@ class SamplingManager:
         launcher: SamplerLauncher,
         max_waiting: int = _MAX_WAITING,
         max_finished: int = _MAX_FINISHED,
+        backoff_s: Sequence[float] = BACKOFF_S,
     ) -> None:
         """Start nothing; `run` does.
 
@@ -78,13 +90,15 @@ class SamplingManager:
             launcher: how an engine is started.
             max_waiting: requests that may wait or run before submissions are refused.
             max_finished: answers that are kept.
+            backoff_s: pauses before launches, see `Supervisor`.
         """
         self._definition = definition
         self._max_waiting = max_waiting
         self._futures = SampleFutures(max_finished=max_finished, max_age_s=_MAX_AGE_S)
         self._tasks: anyio.abc.TaskGroup | None = None
-        self._supervisor = Supervisor(definition=definition, launcher=launcher)
+        self._supervisor = Supervisor(definition=definition, launcher=launcher, backoff_s=backoff_s)
         self._in_use: Counter[str] = Counter()
+        self._joined: Counter[str] = Counter()
 
     @property
     def adapters_in_use(self) -> frozenset[str]:
@@ -92,7 +106,7 @@ class SamplingManager:
         return frozenset(self._in_use)
 
     async def run(self) -> None:
-        """Keep an engine running and answer requests until cancelled."""
+        """Keep an engine running and answer requests, until cancelled or until the engine is given up."""
         try:
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
@@ -122,6 +136,7 @@ class SamplingManager:
             InvalidRequest: the number was used with another payload, or the request cannot be honoured.
             Saturated: too many requests wait; try again later.
             Unavailable: the manager is not running.
+            BackendLost: the engine was given up; the message has the cause.
         """
         future = self._futures.find(session_id, seq_id, fingerprint)
         if future is None:
@@ -166,8 +181,31 @@ class SamplingManager:
             return
         self._stop(future)
 
+    async def completions(self, whose: Whose, cursor: int, wait_s: float) -> Completions:
+        """Requests of a client that ended after `cursor` (0 = all), waiting up to `wait_s` for the first.
+
+        Raises:
+            Gone: the cursor is of an earlier server.
+        """
+        log = self._futures.completions
+        found = log.after(whose, cursor)
+        if not found.request_ids and wait_s > 0:
+            await log.wait(whose, wait_s)
+            found = log.after(whose, cursor)
+        return Completions(ended=self._futures.outcomes(found.request_ids), cursor=found.cursor)
+
+    def retrieved(self, whose: Whose, request_ids: Sequence[str]) -> None:
+        """A client has these answers, so that they may be forgotten."""
+        self._futures.retrieved(whose, request_ids)
+
+    def join(self, session_id: str) -> int:
+        """The number of one more client of a sampling session; the first client is 0 and does not join."""
+        self._joined[session_id] += 1
+        return self._joined[session_id]
+
     def forget(self, session_id: str) -> None:
         """Stop and drop everything of a sampling session."""
+        self._joined.pop(session_id, None)
         for future in self._futures.forget(session_id):
             self._stop(future)
 
@@ -209,6 +247,7 @@ class SamplingManager:
             vocab_size=self._definition.model.vocab_size,
             context=self._definition.context,
         )
+        self._supervisor.refuse_given_up()
         if self._tasks is None:
             raise Unavailable("sampling is not running; try again when the server is ready")
         if self._futures.num_unfinished >= self._max_waiting:
@@ -238,9 +277,12 @@ class SamplingManager:
         try:
             serving = await self._supervisor.engine_is_there()
             if adapter is None:
-                return Sampled(result=await serving.engine.sample(request))
-            async with serving.residents.hold(adapter):
-                return Sampled(result=await serving.engine.sample(request))
+                result = await serving.engine.sample(request)
+            else:
+                async with serving.residents.hold(adapter):
+                    result = await serving.engine.sample(request)
+            serving.answered = True
+            return Sampled(result=result)
         except LiloError as error:
             return Failed(error=error)
         except Exception as error:  # a future must always end
