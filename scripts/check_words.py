@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = {".py", ".md", ".toml", ".sh", ".yml", ".yaml", ".proto", ".mako", ".ini"}
-UNTRACKED = {".venv", "dist", "__pycache__", ".git"}
+UNTRACKED = {".venv", "dist", "site", "__pycache__", ".git"}
 GENERATED = ("_pb2.py", "_pb2.pyi")
 
 
