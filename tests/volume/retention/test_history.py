@@ -7,6 +7,7 @@ foreign stays; the newest verified is what readers get; and files do not pile up
 import contextlib
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -34,21 +35,22 @@ from lilo_volume import (
     set_expiry,
     unpin,
 )
-from lilo_volume.clock import unix_ms
 from lilo_volume.manifest import attempt_folder
 from lilo_volume.testing.emulator import Emulator, Modes
 
-COLLECTIONS = st.sampled_from(["one", "two"])
-NAMES = st.sampled_from(["a", "b", "c", "d"])
+COLLECTIONS = st.sampled_from(["one", "one", "one", "two"])
+NAMES = st.sampled_from(["a", "b", "c"])
+PICKS = st.integers(0, 5)
 FILES = ("x", "y")
 FILES_OF_ONE = len(FILES) + 2
 """With the manifest and the note."""
 GUARD_S = 3600.0
+LEASE_S = 1e9
 STEPS_OF_A_SAVE = 14
 POLICIES = st.builds(
     Retention,
-    keep_last=st.none() | st.integers(1, 3),
-    keep_every=st.none() | st.integers(2, 4),
+    keep_last=st.sampled_from([1, 1, 2, 3, None]),
+    keep_every=st.sampled_from([None, None, 2, 4]),
     reader_guard_s=st.just(0.0),
     attempt_guard_s=st.just(GUARD_S),
 )
@@ -83,7 +85,9 @@ class History(RuleBasedStateMachine):
         self.temporary = tempfile.TemporaryDirectory()
         self.folder = Path(self.temporary.name)
         self.volume = self.open(self.folder)
-        self.now = unix_ms()
+        self.now = 1_790_000_000_000
+        self.patch = mock.patch("time.time_ns", self.tick)
+        self.patch.start()
         self.order = 0
         self.good = {}
         """Published and whole, by (collection, name): (order, checkpoint)."""
@@ -91,10 +95,15 @@ class History(RuleBasedStateMachine):
         self.leased = []
         self.alive = []
         self.expires = {}
-        self.collected = False
+
+    def tick(self):
+        """The clock of the history, in nanoseconds; it never stands still."""
+        self.now += 1
+        return self.now * 1_000_000
 
     def teardown(self):
         if hasattr(self, "temporary"):
+            self.patch.stop()
             self.temporary.cleanup()
 
     def begin(self, collection, name, on_step=None):
@@ -164,7 +173,7 @@ class History(RuleBasedStateMachine):
             return  # its process crashed
         (entry,) = entries
         self.alive.remove(entry)
-        if self.now - entry[0] >= GUARD_S * 1000 and self.collected:
+        if self.now - entry[0] >= GUARD_S * 1000:
             return  # longer than any save takes: it may have been collected
         where = attempt.publication
         older = self.good.get((where.collection, where.name))
@@ -188,11 +197,18 @@ class History(RuleBasedStateMachine):
         else:
             place.write_bytes(place.read_bytes()[:-1] + (b"" if level == "cut" else b"!"))
 
-    @rule(collection=COLLECTIONS, name=NAMES)
-    def pin(self, collection, name):
-        if (collection, name) in self.good:
-            pin(self.volume, collection, "weights", name)
-            self.pinned.add((collection, name))
+    def picked(self, number):
+        """Key and value of a good checkpoint; None, None if there is none."""
+        keys = sorted(self.good)
+        key = keys[number % len(keys)] if keys else None
+        return key, self.good.get(key)
+
+    @rule(number=PICKS)
+    def pin(self, number):
+        key, checkpoint = self.picked(number)
+        if checkpoint is not None:
+            pin(self.volume, key[0], "weights", key[1])
+            self.pinned.add(key)
 
     @rule(collection=COLLECTIONS, name=NAMES)
     def unpin(self, collection, name):
@@ -201,15 +217,13 @@ class History(RuleBasedStateMachine):
         )
         self.pinned.discard((collection, name))
 
-    @rule(target=leases, collection=COLLECTIONS, name=NAMES)
-    def lease(self, collection, name):
-        checkpoint = self.good.get((collection, name))
+    @rule(target=leases, number=PICKS)
+    def lease(self, number):
+        _, checkpoint = self.picked(number)
         if checkpoint is None:
             return None
-        # The clock of the history runs ahead of this machine's, on which a lease is taken.
-        ahead_s = (self.now - unix_ms()) / 1000
         try:
-            held = lease(self.volume, checkpoint, duration_s=ahead_s + 10 * GUARD_S)
+            held = lease(self.volume, checkpoint, duration_s=LEASE_S)
         except CheckpointMissing:
             return None  # a collection that died had begun to remove it
         self.leased.append(held)
@@ -227,9 +241,9 @@ class History(RuleBasedStateMachine):
         if checkpoint is not None:
             remove(self.volume, checkpoint)
 
-    @rule(collection=COLLECTIONS, name=NAMES, in_s=st.sampled_from([None, -1.0, 2 * GUARD_S]))
-    def set_life(self, collection, name, in_s):
-        checkpoint = self.good.get((collection, name))
+    @rule(number=PICKS, in_s=st.sampled_from([None, -1.0, 2 * GUARD_S]))
+    def set_life(self, number, in_s):
+        _, checkpoint = self.picked(number)
         if checkpoint is not None:
             ends = None if in_s is None else self.now + round(in_s * 1000)
             set_expiry(self.volume, checkpoint, ends)
@@ -239,9 +253,8 @@ class History(RuleBasedStateMachine):
     def wait(self, hours):
         self.now += hours * 3_600_000
 
-    @rule(policy=POLICIES, dies_after=st.none() | st.integers(0, 4))
+    @rule(policy=POLICIES, dies_after=st.sampled_from([None, None, 0, 1, 2, 3, 4]))
     def collect(self, policy, dies_after):
-        self.collected = True
         watch = None if dies_after is None else crash_after(dies_after)
         newest = {collection: self.expected_newest(collection) for collection in ("one", "two")}
         with contextlib.suppress(Crash):
@@ -255,6 +268,9 @@ class History(RuleBasedStateMachine):
             must_stay = newest[collection]
             assert must_stay is not checkpoint, "the newest verified was removed"
             del self.good[collection, name]
+        for since, attempt in self.alive:
+            if self.now - since < GUARD_S * 1000:
+                assert (attempt.folder / "x").exists(), "an attempt that runs was removed"
 
     def is_there(self, checkpoint):
         folder = attempt_folder(checkpoint.publication)
@@ -307,7 +323,6 @@ class History(RuleBasedStateMachine):
         for _ in range(2):
             collect_garbage(self.volume, policy, level="full", now_unix_ms=self.now)
             self.now += 86_400_000
-        self.collected = True
         kept = {c.publication.attempt: key for key, c in self.good.items() if self.is_there(c)}
         for collection in ("one", "two"):
             assert newest[collection] is None or newest[collection].publication.attempt in kept
@@ -347,7 +362,7 @@ class HistoryOfViews(History):
 
 
 SETTINGS = settings(
-    max_examples=25,
+    max_examples=20,
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=list(HealthCheck),
