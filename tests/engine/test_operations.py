@@ -9,12 +9,14 @@ from hypothesis import given
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from lilo_engine.errors import Gone, InvalidRequest, NotFound, Saturated
 from lilo_engine.operations import ledger as ledgers
+from lilo_engine.operations import roster as rosters
 from lilo_engine.operations.fingerprint import fingerprint
 from lilo_engine.operations.ledger import Ledger
 from lilo_engine.operations.losses import LOSSES
 from lilo_engine.operations.operation import ModelId, Refused
 from lilo_engine.operations.reference import CheckpointRef
 from lilo_engine.operations.result import Passed, Stepped
+from lilo_engine.operations.roster import Model, Roster
 from lilo_engine.operations.sequence import Sequence
 from lilo_engine.operations.tensor import Tensor
 from lilo_engine.operations.validate import check, check_model, check_seq_id
@@ -305,6 +307,46 @@ def test_results_that_nobody_fetched_stay(build, monkeypatch):
         submit(ledger, build.step("m", number))
         ledger.complete(ledger.sequence.take(), Stepped(metrics={}))
     assert all(ledger.find(number).state is not None for number in range(1, 7))
+
+
+def test_results_that_nobody_fetched_are_bounded_in_bytes_and_the_newest_stays(build, monkeypatch):
+    monkeypatch.setattr(ledgers, "MAX_UNFETCHED_BYTES", 100)
+    ledger = a_ledger()
+    for number, size in ((1, 20), (2, 20), (3, 500)):
+        entry = submit(ledger, build.step("m", number))
+        ledger.sequence.take()
+        ledger.complete(entry, passed_of(size))
+    for number in (1, 2):
+        with pytest.raises(Gone):
+            ledger.find(number)
+    assert ledger.find(3).state is not None
+
+
+def test_ended_models_share_a_bound_and_errors_and_the_way_back_outlive_it(build, monkeypatch):
+    monkeypatch.setattr(rosters, "MAX_ENDED_BYTES", 100)
+    roster = Roster()
+    for name in ("a", "b"):
+        ledger = Ledger(model_id=ModelId(name), max_queued=10)
+        creation = ledger.open_creation(fingerprint(build.model(name)))
+        model = Model(request=build.model(name), ledger=ledger, creation=creation)
+        roster.add(model)
+        for number in (1, 2):
+            entry = submit(ledger, build.step(name, number))
+            ledger.sequence.take()
+            if number == 1:
+                ledger.complete(entry, passed_of(20))
+            else:
+                ledger.fail(entry, InvalidRequest("wrong"))
+        roster.end(model, "over")
+    with pytest.raises(Gone, match="create a new training client"):
+        roster.entry("a:1")
+    assert roster.entry("a:2")[1].state is not None
+    assert roster.entry("b:1")[1].state is not None
+
+
+def passed_of(num_floats):
+    """A result of four bytes per number."""
+    return Passed(logprobs=(Tensor.of(np.zeros(num_floats, np.float32), "float32"),), metrics={})
 
 
 def test_too_many_waiting_operations_are_refused(build):

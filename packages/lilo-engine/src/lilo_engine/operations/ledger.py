@@ -3,8 +3,8 @@
     submitted -> parked (waits for its number) -> taken (runs) -> finished -> fetched -> forgotten
 
 A result stays fetchable after it was fetched, because the reply can be lost; of those only the latest are kept, up to
-`KEPT_FETCHED` and `MAX_FETCHED_BYTES`. One that was never fetched is kept while there are at most `KEPT_UNFETCHED` of
-them; asking for a forgotten one says so.
+`KEPT_FETCHED` and `MAX_FETCHED_BYTES`. Those that were never fetched are kept up to `KEPT_UNFETCHED` and
+`MAX_UNFETCHED_BYTES`; asking for a forgotten one says so.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ MAX_UNFINISHED_BYTES = 2**30
 """Payload of one model's unfinished operations; one that is larger alone is still taken when nothing else waits."""
 KEPT_UNFETCHED = 16384
 """Results of a client that never looks; far above what one client keeps in flight."""
+MAX_UNFETCHED_BYTES = 2**30
+"""Of the same; the newest stays whatever its size."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -88,7 +90,10 @@ class Ledger:
     _fetched: OrderedDict[int, int] = field(default_factory=OrderedDict[int, int])
     """Number -> size of the result in bytes; the latest last."""
     _fetched_bytes: int = 0
-    _unfetched: OrderedDict[int, None] = field(default_factory=OrderedDict[int, None])
+    _unfetched: OrderedDict[int, int] = field(default_factory=OrderedDict[int, int])
+    """Number -> size, as above."""
+    unfetched_bytes: int = 0
+    """Of the results that nobody has seen yet."""
 
     def request_id(self, seq_id: int) -> RequestId:
         """The id of the future of a number."""
@@ -177,8 +182,8 @@ class Ledger:
             return entry
         if 0 < seq_id < self.sequence.next:
             raise Gone(
-                f"the result of operation {seq_id} of {self.model_id} was kept for later ones to "
-                f"come and is gone; up to {KEPT_FETCHED} fetched results are kept, the latest ones"
+                f"the result of operation {seq_id} of {self.model_id} made room for later ones and is gone; "
+                f"the latest {KEPT_FETCHED} fetched results are kept, and what was not fetched for a while"
             )
         raise NotFound(f"{self.model_id} has no operation {seq_id}")
 
@@ -195,8 +200,8 @@ class Ledger:
         if entry.fetched or entry.state is None:
             return
         entry.fetched = True
-        self._unfetched.pop(entry.seq_id, None)
         size = _result_bytes(entry.state)
+        self.unfetched_bytes -= self._unfetched.pop(entry.seq_id, 0)
         self._fetched[entry.seq_id] = size
         self._fetched_bytes += size
         self._trim_fetched(KEPT_FETCHED)
@@ -216,15 +221,31 @@ class Ledger:
         """The model ended: only what nobody has seen yet is kept."""
         self._trim_fetched(0)
 
+    def forget_results(self) -> None:
+        """There is no room for what nobody has seen; errors, which hold no arrays, are kept."""
+        for seq_id, size in list(self._unfetched.items()):
+            if size:
+                del self._unfetched[seq_id]
+                self._forget(seq_id)
+        self.unfetched_bytes = 0
+
     def _finish(self, entry: Entry, state: FutureState) -> None:
         if entry.state is not None:
             return
         entry.state = state
         entry.operation = None
         self._unfinished_bytes -= entry.payload_bytes
-        self._unfetched[entry.seq_id] = None
-        while len(self._unfetched) > KEPT_UNFETCHED:
-            self._forget(self._unfetched.popitem(last=False)[0])
+        self._unfetched[entry.seq_id] = size = _result_bytes(state)
+        self.unfetched_bytes += size
+        self._trim_unfetched(KEPT_UNFETCHED)
+
+    def _trim_unfetched(self, limit: int) -> None:
+        while len(self._unfetched) > limit or (
+            self.unfetched_bytes > MAX_UNFETCHED_BYTES and len(self._unfetched) > 1
+        ):
+            seq_id, size = self._unfetched.popitem(last=False)
+            self.unfetched_bytes -= size
+            self._forget(seq_id)
 
     def _trim_fetched(self, limit: int) -> None:
         while len(self._fetched) > limit or (

@@ -20,6 +20,8 @@ from lilo_engine.operations.window import Window
 
 KEPT_ENDED = 1024
 """Ended models that are remembered; their clients have gone or know by then."""
+MAX_ENDED_BYTES = 256 * 2**20
+"""Of the results that clients of ended models have not fetched; those of the model that ended first go first."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -90,6 +92,16 @@ class Roster:
         self._ended[model.model_id] = model
         while len(self._ended) > KEPT_ENDED:
             self._ended.popitem(last=False)
+        self._bound_results()
+
+    def _bound_results(self) -> None:
+        """Ended models stay known without their results, so that their clients are told how to go on."""
+        held = sum(model.ledger.unfetched_bytes for model in self._ended.values())
+        for model in self._ended.values():
+            if held <= MAX_ENDED_BYTES:
+                return
+            held -= model.ledger.unfetched_bytes
+            model.ledger.forget_results()
 
     def get(self, model_id: ModelId) -> Model | None:
         """A model, resident or ended."""
@@ -127,4 +139,9 @@ class Roster:
                 f"there is no request {request_id!r} here; the server may have been restarted, "
                 "which ends all models"
             )
-        return model, model.ledger.find(int(number))
+        try:
+            return model, model.ledger.find(int(number))
+        except Gone:
+            if model.ended:
+                raise model.gone() from None
+            raise
