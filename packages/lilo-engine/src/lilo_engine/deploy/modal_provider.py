@@ -34,7 +34,7 @@ class ModalProvider:
         modal.Dict.from_name(urls_name(app), create_if_missing=True)[run] = url
 
     def call_again(self, app: str, run: str) -> None:
-        """Start the next container of a run; it is queued until this one has ended."""
+        """Start the next container of a run: called when this one serves no more."""
         _client.Function.from_name(app, TRAINER).spawn(run)
 
     def say(self, line: str) -> None:
