@@ -135,7 +135,11 @@ def test_an_old_checkpoint_that_is_replaced_while_it_is_verified_is_never_passed
             assert (held.checkpoint.folder / "a").read_bytes() == b"3"
 
 
-def test_a_place_that_never_settles_is_an_error_and_no_older_checkpoint(volume, publish):
+def test_a_place_that_never_settles_is_an_error_and_no_older_checkpoint(
+    volume, publish, monkeypatch
+):
+    monkeypatch.setattr("lilo_volume.restore._LOOKS", 3)
+    monkeypatch.setattr("lilo_volume.scan._LOOKS", 3)
     publish("one", {"a": b"1"}, order=1)
     publish("best", {"a": b"2"}, order=2)
 

@@ -362,7 +362,7 @@ class HistoryOfViews(History):
 
 
 SETTINGS = settings(
-    max_examples=20,
+    max_examples=12,
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=list(HealthCheck),
