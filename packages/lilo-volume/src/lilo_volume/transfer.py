@@ -104,7 +104,8 @@ def each(items: Iterable[T], action: Callable[[T], None], *, workers: int | None
 
     The first error, in time, is raised; what was not begun by then is left out.
     """
-    waiting = iter(list(items))
+    todo = list(items)
+    waiting = iter(todo)
     lock = threading.Lock()
     failures: list[BaseException] = []
 
@@ -119,7 +120,8 @@ def each(items: Iterable[T], action: Callable[[T], None], *, workers: int | None
             except BaseException as error:
                 failures.append(error)
 
-    helpers = [threading.Thread(target=work) for _ in range((workers or default_workers()) - 1)]
+    count = min(workers or default_workers(), len(todo))
+    helpers = [threading.Thread(target=work) for _ in range(count - 1)]
     for helper in helpers:
         helper.start()
     work()
