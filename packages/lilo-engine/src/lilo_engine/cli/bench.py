@@ -1,18 +1,19 @@
-"""`lilo bench`: measure this machine's engine. `--simulate` plays thousands of clients on a clock of its own."""
+"""`lilo bench engine`: what the engine costs on this machine; with `--simulate`, how it shares among thousands."""
 
 from __future__ import annotations
 
 import json
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 from lilo_definitions import get
 from rich.console import Console
 from rich.table import Table
 
-from lilo_engine.cli.problems import problems_in_one_line
+from lilo_engine.bench.run import NAMES, run
+from lilo_engine.cli.problems import Problem, problems_in_one_line
 from lilo_engine.simulate.plot import svg
 from lilo_engine.simulate.simulation import Simulation
 from lilo_engine.simulate.trace import Figures
@@ -36,6 +37,10 @@ def engine(
     simulate: Annotated[
         bool, typer.Option("--simulate", help="Synthetic clients and time; the real scheduler.")
     ] = False,
+    section: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Only this; again for more: {', '.join(NAMES)}.", show_default=False),
+    ] = None,
     clients: Annotated[int, typer.Option(min=1, max=100_000, help="Synthetic clients.")] = 1000,
     work_tokens: Annotated[
         int, typer.Option(min=1, help="Tokens that each of them trains on.")
@@ -47,10 +52,41 @@ def engine(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
-    """Fairness, waits, batch fill and lane use of many clients (--simulate)."""
+    """Steps, parked calls, waiting futures, long requests, slots; or many simulated clients.
+
+    Measures a server of its own with a trainer that computes nothing, so that only the engine's part is seen.
+    """
     with problems_in_one_line():
-        workload = Workload(clients=clients, work_tokens=work_tokens, seed=seed)
-        _simulate(definition, workload, plot, as_json=as_json)
+        if simulate:
+            workload = Workload(clients=clients, work_tokens=work_tokens, seed=seed)
+            _simulate(definition, workload, plot, as_json=as_json)
+            return
+        _measure(tuple(section or NAMES), as_json=as_json)
+
+
+def _measure(names: tuple[str, ...], *, as_json: bool) -> None:
+    unknown = [name for name in names if name not in NAMES]
+    if unknown:
+        raise Problem(f"there is no section {unknown[0]!r}; there are {', '.join(NAMES)}")
+    report = run(names)
+    if as_json:
+        print(json.dumps(report, indent=2))
+        return
+    table = Table(title="engine with a trainer that computes nothing")
+    for title in ("section", "case", "figures"):
+        table.add_column(title)
+    for name, figures in report.items():
+        loose = {case: value for case, value in figures.items() if not isinstance(value, dict)}
+        for case, values in figures.items():
+            if isinstance(values, dict):
+                table.add_row(name, case, _figures(cast("dict[str, float]", values)))
+        if loose:
+            table.add_row(name, "", _figures(loose))
+    Console(highlight=False).print(table)
+
+
+def _figures(values: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:,.4g}" for name, value in values.items())
 
 
 def _simulate(definition: str, workload: Workload, plot: Path | None, *, as_json: bool) -> None:

@@ -1,0 +1,1 @@
+"""Bench: measures the engine without a trainer's arithmetic: `lilo bench engine`."""

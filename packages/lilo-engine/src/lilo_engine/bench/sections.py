@@ -1,0 +1,157 @@
+"""Sections: what is measured against the bench server; each returns plain numbers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import anyio
+
+from lilo_engine.bench.client import (
+    BenchModel,
+    create_model,
+    datums,
+    http_client,
+    timed,
+    until_ready,
+)
+from lilo_engine.bench.scheduling import CALL_BYTES
+from lilo_engine.bench.server import BenchServer, bench_server
+
+LONG_TOKENS = 250_000
+LONG_REQUESTS = 128
+LONG_IN_FLIGHT = 4
+PARKED = (0, 128, 512)
+WAITERS = (0, 512, 2048)
+SLOTS = (1, 64)
+_STEPS = 60
+_HEARTBEATS = 60
+_CLIENTS = 8
+
+
+async def steps(server: BenchServer) -> dict[str, Any]:
+    """Almost empty steps, awaited and pipelined, of one client; and of eight at once."""
+    data = datums(1, 2)
+    async with _models(server, _CLIENTS) as models:
+        await timed(partial(models[0].step, data), 5)
+        awaited = await timed(partial(models[0].step, data), _STEPS)
+        pipelined = await timed(partial(_pipelined, models[0], data), _STEPS)
+        started = time.perf_counter()
+        async with anyio.create_task_group() as tasks:
+            for model in models:
+                tasks.start_soon(timed, partial(model.step, data), _STEPS)
+        took_s = time.perf_counter() - started
+    return {
+        "awaited": awaited,
+        "pipelined": pipelined,
+        "eight_clients_steps_per_s": _CLIENTS * _STEPS / took_s,
+        "eight_clients_against_one": _CLIENTS * awaited["p50_ms"] * _STEPS / 1e3 / took_s,
+    }
+
+
+async def parked(server: BenchServer) -> dict[str, Any]:
+    """Heartbeats while calls of 76 KB are parked behind a number that does not come."""
+    # 20 bytes a token: int32 ids, int64 targets, two float32 columns.
+    data = datums(1, CALL_BYTES // 20)
+    found: dict[str, Any] = {}
+    async with _models(server, 1) as (model,):
+        model.skip_number()
+        there = 0
+        for count in PARKED:
+            for _ in range(count - there):
+                await model.forward_backward(data)
+            there = count
+            await timed(model.heartbeat, 5)
+            beat = await timed(model.heartbeat, _HEARTBEATS)
+            found[str(count)] = {"parked_bytes": count * len(data), **beat}
+    return found
+
+
+async def waiters(server: BenchServer) -> dict[str, Any]:
+    """Heartbeats while clients wait on futures that do not finish."""
+    found: dict[str, Any] = {}
+    async with _models(server, 1) as (model,):
+        model.skip_number()
+        request_ids = [await model.forward_backward(datums(1, 2)) for _ in range(64)]
+        for count in WAITERS:
+            async with http_client(server.url, connections=count + 8) as http:
+                waiting = BenchModel(http=http, session_id="", model_id=model.model_id)
+                async with anyio.create_task_group() as tasks:
+                    for index in range(count):
+                        tasks.start_soon(waiting.finished, request_ids[index % 64])
+                    # Until all of them are there: a round trip on each connection takes this long at most.
+                    await anyio.sleep(0.5 + count / 1000)
+                    await timed(model.heartbeat, 5)
+                    found[str(count)] = await timed(model.heartbeat, _HEARTBEATS)
+                    tasks.cancel_scope.cancel()
+    return found
+
+
+async def long_requests(server: BenchServer) -> dict[str, Any]:
+    """Requests of one datum of 250k tokens: alone, and a stream of 128 with a few in flight."""
+    data = datums(1, LONG_TOKENS)
+    async with _models(server, 1) as (model,):
+
+        async def one() -> None:
+            await model.finished(await model.forward_backward(data))
+
+        await timed(one, 2)
+        server.forget_peak()
+        before = server.rss_bytes()
+        alone = await timed(one, 10)
+        alone_bytes = server.peak_bytes() - before
+        left = LONG_REQUESTS
+        server.forget_peak()
+        started = time.perf_counter()
+
+        async def stream() -> None:
+            nonlocal left
+            while left > 0:
+                left -= 1
+                await one()
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(LONG_IN_FLIGHT):
+                tasks.start_soon(stream)
+        took_s = time.perf_counter() - started
+        stream_bytes = server.peak_bytes() - before
+    return {
+        "request_bytes": len(data),
+        "alone": alone,
+        "alone_peak_by_request_bytes": alone_bytes / len(data),
+        "stream_requests": LONG_REQUESTS,
+        "stream_ms_per_request": 1e3 * took_s / LONG_REQUESTS,
+        "stream_peak_by_bytes_in_flight": stream_bytes / (LONG_IN_FLIGHT * len(data)),
+    }
+
+
+async def slots() -> dict[str, Any]:
+    """Processor time of a step of one model, with one slot and with 64 that are taken."""
+    found: dict[str, Any] = {}
+    data = datums(8, 128)
+    for count in SLOTS:
+        with bench_server(slots=count) as server:
+            async with _models(server, count) as models:
+                await timed(partial(models[0].step, data), 10)
+                before_s = server.cpu_s()
+                step = await timed(partial(models[0].step, data), 3 * _STEPS)
+                cpu_s = server.cpu_s() - before_s
+                found[str(count)] = {**step, "cpu_ms_per_step": 1e3 * cpu_s / (3 * _STEPS)}
+    one, many = (found[str(count)]["cpu_ms_per_step"] for count in SLOTS)
+    return {**found, "cpu_ratio": many / one}
+
+
+async def _pipelined(model: BenchModel, data: bytes) -> None:
+    ids = [await model.forward_backward(data), await model.optim_step()]
+    for request_id in ids:
+        await model.finished(request_id)
+
+
+@asynccontextmanager
+async def _models(server: BenchServer, count: int) -> AsyncGenerator[list[BenchModel]]:
+    async with http_client(server.url) as http:
+        await until_ready(http)
+        yield [await create_model(http) for _ in range(count)]
