@@ -91,6 +91,26 @@ async def test_a_lifetime_changed_after_publishing_survives_a_restart(plane):
     assert (await plane.reopened().checkpoints.get(ref)).expires_s is None
 
 
+@pytest.mark.parametrize("stated", [None, 7200], ids=["no lifetime at first", "with one"])
+@pytest.mark.parametrize("changed", [None, 12345.0], ids=["for ever", "until"])
+async def test_a_lifetime_changed_after_publishing_survives_the_loss_of_the_records(
+    plane, stated, changed
+):
+    model_id = await plane.run("s")
+    await plane.save(model_id, "x", ttl_s=stated)
+    ref = CheckpointRef(run_id=model_id, kind="weights", name="x")
+    await plane.control.checkpoints.set_lifetime(ref, 99.0)
+    await plane.control.checkpoints.set_lifetime(ref, changed)
+    await plane.save(model_id, "y", ttl_s=stated)
+    plane.control.records.close()
+    for file in plane.data.root.glob("records.sqlite3*"):
+        file.unlink()
+    found = plane.reopened().checkpoints
+    assert (await found.get(ref)).expires_s == changed
+    other = await found.get(CheckpointRef(run_id=model_id, kind="weights", name="y"))
+    assert (other.expires_s is None) == (stated is None), "no other has it"
+
+
 async def test_overwriting_replaces_the_entry_and_its_notes(plane):
     model_id = await plane.run("s")
     ref = CheckpointRef(run_id=model_id, kind="weights", name="x")

@@ -29,11 +29,14 @@ from lilo_engine.requests import (
     checkpoints,
     console,
     error_response,
+    future_list,
     futures,
     models,
     rest,
     sampling,
+    session_views,
     sessions,
+    sharing,
     training,
     unknown,
 )
@@ -45,7 +48,20 @@ from lilo_engine.sampling.manager import SamplingManager
 from lilo_engine.storage import open_checkpoints
 
 PREFIX = "/api/v1"
-ROUTES = (futures, training, sampling, sessions, checkpoints, models, rest, console, unknown)
+ROUTES = (
+    futures,
+    training,
+    sampling,
+    future_list,
+    sessions,
+    checkpoints,
+    models,
+    rest,
+    sharing,
+    session_views,
+    console,
+    unknown,
+)
 """Matched in this order, so that what is asked most is found first; `unknown` matches everything."""
 
 

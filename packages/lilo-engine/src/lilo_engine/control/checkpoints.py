@@ -1,12 +1,11 @@
 """Checkpoints: the index of what is published. Manifests on the volume decide; this answers quickly.
 
-At start the index is made equal to the volume's catalogue, so that it may be deleted at any time. What the index
-knows beyond the manifests is only a lifetime that was changed after publishing.
+At start the index is made equal to the volume's catalogue (`rebuild.py`), so that it may be deleted at any time. A
+lifetime that is changed later lies beside the manifest. What the index alone knows is which checkpoints are public.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,23 +13,29 @@ from typing import Any, cast
 
 import anyio.to_thread
 import sqlalchemy as sa
-from lilo_volume import Checkpoint, CheckpointMissing, Volume, catalogue, open_named, remove
+from lilo_volume import (
+    Checkpoint,
+    CheckpointMissing,
+    NameTaken,
+    Target,
+    Volume,
+    adopt,
+    open_named,
+    remove,
+    set_expiry,
+)
+from lilo_volume.manifest import attempt_folder
 from sqlalchemy.orm import Session
 
 from lilo_engine.commands.command import Published
+from lilo_engine.control.rebuild import NO_END_MS, look_up, rebuild, row_of, run_of
 from lilo_engine.control.records import CheckpointRow, Records, RunRow
 from lilo_engine.errors import InvalidRequest, NotFound
 from lilo_engine.operations.ids import session_of
-from lilo_engine.operations.lora_metadata import lora_from_metadata
-from lilo_engine.operations.operation import LoraSpec, SaveSampler, SaveState
+from lilo_engine.operations.operation import SaveSampler, SaveState
 from lilo_engine.operations.reference import CheckpointKind, CheckpointRef
 
 _log = logging.getLogger(__name__)
-
-_UNKNOWN = LoraSpec(
-    lora_rank=0, alpha=0.0, seed=None, train_attn=False, train_mlp=False, train_unembed=False
-)
-"""Of a run whose manifests do not describe an adapter: one odd checkpoint must not keep a server from starting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +50,8 @@ class Entry:
     expires_s: float | None
     unnamed: bool
     """A snapshot made for a sampling session; not listed."""
+    public: bool
+    """Every key of this server may read it."""
     spec: Mapping[str, str]
     """The manifest's metadata: base model, shape of the adapter, optimizer step."""
     user_metadata: Mapping[str, str]
@@ -57,8 +64,8 @@ class Checkpoints:
         """Make the index equal to the volume."""
         self._records = records
         self._volume = volume
-        found = catalogue(volume)
-        records.now(lambda session: _rebuild(session, found))
+        found = look_up(volume)
+        records.now(lambda session: rebuild(session, found))
         _log.info("%d published checkpoints found", len(found))
 
     async def published(
@@ -67,7 +74,7 @@ class Checkpoints:
         """Index what was just published, from its manifest."""
         ref = CheckpointRef(run_id=published.run_id, kind=published.kind, name=published.name)
         checkpoint = await anyio.to_thread.run_sync(self._open, ref)
-        row = _row(checkpoint)
+        row = row_of(checkpoint)
         row.created_s = now_s
         row.unnamed = isinstance(operation, SaveSampler) and (
             operation.sampling_session_id is not None
@@ -127,20 +134,55 @@ class Checkpoints:
         return await self._records.run(lambda session: _entries(session, query))
 
     async def set_lifetime(self, ref: CheckpointRef, expires_s: float | None) -> None:
-        """Change when a checkpoint ends; None = never.
+        """Change when a checkpoint ends; None = never. Kept on the volume, beside the manifest.
 
         Raises:
             NotFound: it is not published.
         """
         await self.get(ref)
-        key = (ref.run_id, ref.kind, ref.name)
+        await anyio.to_thread.run_sync(self._mark_lifetime, ref, expires_s)
+        await self._change(ref, "expires_s", expires_s)
+
+    async def set_public(self, ref: CheckpointRef, public: bool) -> None:
+        """Let every key of this server read a checkpoint, or its owner alone.
+
+        Raises:
+            NotFound: it is not published.
+        """
+        await self.get(ref)
+        await self._change(ref, "public", public)
+
+    async def files(self, ref: CheckpointRef) -> Checkpoint:
+        """A checkpoint as the volume has it, with its files.
+
+        Raises:
+            NotFound: it is not published.
+        """
+        await self.get(ref)
+        return await anyio.to_thread.run_sync(self._open, ref)
+
+    async def copy(
+        self, source: CheckpointRef, run_id: str, expires_s: float | None, now_s: float
+    ) -> Entry:
+        """Publish a checkpoint again, as one of another run; the same copy again does nothing.
+
+        Raises:
+            NotFound: the source is not published.
+            InvalidRequest: the run has something else of that name.
+        """
+        await self.get(source)
+        ref = CheckpointRef(run_id=run_id, kind=source.kind, name=source.name)
+        copied = await anyio.to_thread.run_sync(self._copy, source, ref, expires_s)
+        row = row_of(copied)
+        row.created_s, row.expires_s = now_s, expires_s
 
         def work(session: Session) -> None:
-            row = session.get(CheckpointRow, key)
-            if row is not None:
-                row.expires_s = expires_s
+            if session.get(RunRow, run_id) is None:
+                session.add(run_of(row, f"it is a copy of {source}; create a model from it"))
+            session.merge(row)
 
         await self._records.run(work)
+        return await self.get(ref)
 
     async def delete(self, ref: CheckpointRef) -> None:
         """Remove a checkpoint from the volume, then from the index.
@@ -158,6 +200,48 @@ class Checkpoints:
                 session.delete(row)
 
         await self._records.run(work)
+
+    async def _change(self, ref: CheckpointRef, column: str, value: float | bool | None) -> None:
+        key = (ref.run_id, ref.kind, ref.name)
+
+        def work(session: Session) -> None:
+            row = session.get(CheckpointRow, key)
+            if row is not None:
+                setattr(row, column, value)
+
+        await self._records.run(work)
+
+    def _mark_lifetime(self, ref: CheckpointRef, expires_s: float | None) -> None:
+        checkpoint = self._open(ref)
+        # Without a mark the lifetime in the manifest counts, so "never" has to be said where there is one.
+        stated = "ttl_s" in checkpoint.manifest.metadata
+        never = NO_END_MS if stated else None
+        set_expiry(
+            self._volume, checkpoint, never if expires_s is None else round(expires_s * 1000)
+        )
+
+    def _copy(
+        self, source: CheckpointRef, ref: CheckpointRef, expires_s: float | None
+    ) -> Checkpoint:
+        original = self._open(source)
+        dropped = ("ttl_s", "sampling_session_id")
+        metadata = {k: v for k, v in original.manifest.metadata.items() if k not in dropped}
+        metadata["copied_from"] = f"{source}@{original.publication.attempt}"
+        metadata["session_id"] = session_of(ref.run_id)
+        target = Target(
+            collection=ref.run_id, kind=ref.kind, name=ref.name, order=1, metadata=metadata
+        )
+        try:
+            copied = adopt(self._volume, attempt_folder(original.publication), target)
+        except NameTaken as error:
+            copied = self._open(ref)
+            if copied.manifest.metadata.get("copied_from") != metadata["copied_from"]:
+                raise InvalidRequest(
+                    f"{ref} is taken by something else than a copy of {source}; choose another model_seq_id"
+                ) from error
+        if expires_s is not None:
+            set_expiry(self._volume, copied, round(expires_s * 1000))
+        return copied
 
     def _open(self, ref: CheckpointRef) -> Checkpoint:
         # The publisher has just digested the files; reading them all again would double its cost.
@@ -197,88 +281,7 @@ def _entry(row: CheckpointRow) -> Entry:
         created_s=row.created_s,
         expires_s=row.expires_s,
         unnamed=row.unnamed,
+        public=row.public,
         spec=row.spec,
         user_metadata=row.user_metadata,
-    )
-
-
-def _row(checkpoint: Checkpoint) -> CheckpointRow:
-    """What the manifest alone says."""
-    where, manifest = checkpoint.publication, checkpoint.manifest
-    return CheckpointRow(
-        run_id=where.collection,
-        kind=where.kind,
-        name=where.name,
-        attempt=where.attempt,
-        folder=str(checkpoint.folder),
-        position=where.order,
-        size_bytes=checkpoint.size_bytes,
-        digest=manifest.digest,
-        created_s=manifest.created_unix_ms / 1000,
-        expires_s=_expiry(manifest.metadata, manifest.created_unix_ms / 1000),
-        unnamed="sampling_session_id" in manifest.metadata,
-        spec=dict(manifest.metadata),
-        user_metadata=_user_metadata(manifest.metadata),
-    )
-
-
-def _expiry(metadata: Mapping[str, str], created_s: float) -> float | None:
-    ttl_s = metadata.get("ttl_s", "")
-    return created_s + int(ttl_s) if ttl_s.isdigit() else None
-
-
-def _user_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
-    try:
-        parsed: object = json.loads(metadata.get("user_metadata", "{}"))
-    except ValueError:
-        return {}
-    if not isinstance(parsed, dict):
-        return {}
-    return {str(k): str(v) for k, v in cast("dict[object, object]", parsed).items()}
-
-
-def _rebuild(session: Session, found: list[Checkpoint]) -> None:
-    """Rows for every manifest, none without one; a lifetime changed after publishing is kept."""
-    rows = {
-        (row.run_id, row.kind, row.name): row for row in (_row(checkpoint) for checkpoint in found)
-    }
-    known = {
-        (row.run_id, row.kind, row.name): row for row in session.scalars(sa.select(CheckpointRow))
-    }
-    for key, row in known.items():
-        if key not in rows or rows[key].attempt != row.attempt:
-            session.delete(row)
-    session.flush()
-    for key, row in rows.items():
-        if key not in known or known[key].attempt != row.attempt:
-            session.add(row)
-    for row in rows.values():
-        if session.get(RunRow, row.run_id) is None:
-            session.add(_run_of(row))
-            session.flush()
-
-
-def _run_of(row: CheckpointRow) -> RunRow:
-    """What a checkpoint tells of the run that made it."""
-    try:
-        lora = lora_from_metadata(row.spec)
-    except InvalidRequest as error:
-        _log.warning("run %s: %s", row.run_id, error)
-        lora = _UNKNOWN
-    return RunRow(
-        run_id=row.run_id,
-        session_id=session_of(row.run_id),
-        base_model=row.spec.get("base_model", ""),
-        lora_rank=lora.lora_rank,
-        alpha=lora.alpha,
-        seed=lora.seed,
-        train_attn=lora.train_attn,
-        train_mlp=lora.train_mlp,
-        train_unembed=lora.train_unembed,
-        source=None,
-        user_metadata={},
-        created_s=row.created_s,
-        last_request_s=row.created_s,
-        ended_s=row.created_s,
-        end_reason="the server was stopped",
     )

@@ -11,9 +11,11 @@ from lilo_volume import Volume
 from lilo_engine.control.checkpoints import Checkpoints
 from lilo_engine.control.journal import ControlJournal
 from lilo_engine.control.keys import Door, Keys
+from lilo_engine.control.links import Links
 from lilo_engine.control.records import Records
 from lilo_engine.control.runs import Runs
 from lilo_engine.control.sampling_sessions import SamplingSessions
+from lilo_engine.control.session_search import SessionSearch
 from lilo_engine.control.sessions import Sessions
 from lilo_engine.errors import NotFound
 from lilo_engine.operations.reference import CheckpointRef
@@ -31,6 +33,8 @@ class Control:
     runs: Runs
     checkpoints: Checkpoints
     sampling_sessions: SamplingSessions
+    session_search: SessionSearch
+    links: Links
     journal: ControlJournal
     clock: Callable[[], float]
     """Unix seconds."""
@@ -53,6 +57,8 @@ class Control:
             runs=runs,
             checkpoints=checkpoints,
             sampling_sessions=sampling_sessions,
+            session_search=SessionSearch(records),
+            links=Links(records),
             journal=ControlJournal(
                 runs=runs,
                 checkpoints=checkpoints,

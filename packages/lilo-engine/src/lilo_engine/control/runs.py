@@ -89,6 +89,10 @@ class Runs:
             "from its last checkpoint if it has one (create_training_client_from_state_with_optimizer)"
         )
 
+    def is_live(self, run_id: str) -> bool:
+        """Whether the model is resident."""
+        return run_id in self._live
+
     def live_of(self, session_id: str) -> list[str]:
         """Resident models of a session."""
         return [row.run_id for row in self._live.values() if row.session_id == session_id]

@@ -42,6 +42,8 @@ class FrontSettings:
     body: BodyLimits = field(default_factory=BodyLimits)
     long_poll_s: float = 25.0
     """How long `retrieve_future` waits; the SDK gives up after 45 s."""
+    one_poll_per_sampler: bool = False
+    """Whether clients ask for all samples of a sampling session at once (`retrieve_futures`) instead of one by one."""
     inline_result_bytes: int = 1024 * 1024
     """Larger results are announced first, if the client asks for that, so that it can reserve the memory."""
 

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from lilo_engine.control.checkpoints import Entry
 from lilo_engine.control.control import Control
 from lilo_engine.control.records import RunRow
-from lilo_engine.operations.reference import CheckpointRef
+from lilo_engine.operations.reference import CheckpointKind, CheckpointRef
 from lilo_engine.requests.body import read_json
 from lilo_engine.requests.front import front_of
 from lilo_engine.requests.json_response import json_response
@@ -21,6 +21,11 @@ router = APIRouter()
 OWNER = "local"
 """All keys of a server see the same runs."""
 _MAX_PAGE = 1000
+_TYPES: dict[CheckpointKind, str] = {
+    "weights": "training",
+    "sampler_weights": "sampler",
+    "external_weights": "external",
+}
 
 
 @router.get("/training_runs")
@@ -81,7 +86,7 @@ async def set_ttl(request: Request, run_id: str, kind: str, name: str) -> Respon
     ttl_s = wire.ttl_seconds
     expires_s = None if ttl_s is None else front.control.clock() + ttl_s
     await front.control.checkpoints.set_lifetime(CheckpointRef.of(run_id, kind, name), expires_s)
-    return json_response({"expires_at": _iso(expires_s)})
+    return json_response({"expires_at": iso_time(expires_s)})
 
 
 def _page(limit: int, offset: int) -> tuple[int, int]:
@@ -102,7 +107,7 @@ async def _run(control: Control, row: RunRow) -> dict[str, object]:
         "is_lora": True,
         "lora_rank": row.lora_rank,
         "corrupted": False,
-        "last_request_time": _iso(row.last_request_s),
+        "last_request_time": iso_time(row.last_request_s),
         "last_checkpoint": newest.get("weights"),
         "last_sampler_checkpoint": newest.get("sampler_weights"),
         "user_metadata": row.user_metadata or None,
@@ -112,15 +117,16 @@ async def _run(control: Control, row: RunRow) -> dict[str, object]:
 def _checkpoint(entry: Entry) -> dict[str, object]:
     return {
         "checkpoint_id": f"{entry.ref.kind}/{entry.ref.name}",
-        "checkpoint_type": "training" if entry.ref.kind == "weights" else "sampler",
-        "time": _iso(entry.created_s),
+        "checkpoint_type": _TYPES[entry.ref.kind],
+        "time": iso_time(entry.created_s),
         "tinker_path": str(entry.ref),
         "size_bytes": entry.size_bytes,
-        "public": False,
+        "public": entry.public,
         "user_metadata": dict(entry.user_metadata) or None,
-        "expires_at": _iso(entry.expires_s),
+        "expires_at": iso_time(entry.expires_s),
     }
 
 
-def _iso(unix_s: float | None) -> str | None:
+def iso_time(unix_s: float | None) -> str | None:
+    """Unix seconds as the SDK reads times; None stays None."""
     return None if unix_s is None else datetime.fromtimestamp(unix_s, UTC).isoformat()

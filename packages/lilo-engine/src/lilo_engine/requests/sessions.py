@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from lilo_engine.control.session_search import finish_reason
 from lilo_engine.control.sessions import NewSession
 from lilo_engine.control.sweeper import end_session
 from lilo_engine.requests import decode
@@ -32,7 +33,15 @@ async def healthz(request: Request) -> Response:
 @router.post("/client/config")
 async def client_config(request: Request) -> Response:
     """Flags for the SDK; those left out have its defaults."""
-    return json_response({"pjwt_auth_enabled": False, "credential_default_source": "api_key"})
+    one_poll = front_of(request).settings.one_poll_per_sampler
+    return json_response(
+        {
+            "pjwt_auth_enabled": False,
+            "credential_default_source": "api_key",
+            "sample_use_retrieve_futures": one_poll,
+            "sample_join_sampling_session": one_poll,
+        }
+    )
 
 
 @router.post("/client/dynamic_config")
@@ -91,8 +100,7 @@ async def finish_session(request: Request, session_id: str) -> Response:
     """End a session and its models; the first reason wins."""
     front = front_of(request)
     wire = await read_json(request, FinishSessionBody, front.settings.body)
-    detail = f": {wire.detail}" if wire.detail else ""
-    reason = f"its client finished it ({wire.reason.type}{detail})"
+    reason = finish_reason(wire.reason.type, wire.detail)
     await end_session(
         front.control, front.engine, front.sampling, session_id, reason, front.control.clock()
     )

@@ -19,15 +19,20 @@ from lilo_engine.requests.front import submit_numbered
 router = APIRouter()
 
 _INSTEAD = {
-    "save_weights_external": "save_weights_for_sampler publishes a PEFT folder",
+    "create_custom_loss": "forward_backward_custom computes the loss at the client, without it",
+    "auth/token": "send the API key itself; `lilo keys create` makes one",
+    "auth/apikey/me": "`lilo keys` lists, makes and revokes keys at the server",
+    "audit": "`lilo serve` logs who did what",
+    "billing/usage/events": "nothing is billed; sizes of checkpoints are in /checkpoints",
+    "billing/usage/checkpoints/current": "nothing is billed; sizes of checkpoints are in /checkpoints",
 }
-"""What to do instead, by the last part of the path."""
+"""What to do instead, by the path."""
 
 
 @router.api_route("/{call:path}", methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
 async def unknown(request: Request, call: str) -> Response:
     """Refuse the call, together with its number if it has one."""
-    instead = _INSTEAD.get(call.rpartition("/")[2])
+    instead = _INSTEAD.get(call)
     hint = f"; {instead}" if instead else ""
     refusal = NotFound(f"this server does not offer {request.method} {request.url.path}{hint}")
     if request.method != "POST":

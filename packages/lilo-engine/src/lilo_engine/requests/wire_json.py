@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, AwareDatetime, BaseModel, ConfigDict, Field
 
 UserMetadata = dict[str, Any]
 SeqId = Annotated[int, Field(ge=-(2**31), lt=2**31)]
@@ -229,6 +229,45 @@ class LoadWeightsBody(_Wire):
     user_metadata: UserMetadata | None = None
 
 
+class ProjectBody(_Wire):
+    """PUT /sessions/{id}/project."""
+
+    project_id: str = Field(min_length=1)
+
+
+class SearchCursorBody(_Wire):
+    """Where the next page of a search starts."""
+
+    last_created_at: Annotated[AwareDatetime, Field(strict=False)]
+    last_session_id: str
+
+
+class SearchOwnerBody(_Wire):
+    """Whose sessions; all keys of a server see the same ones, so that this narrows nothing down."""
+
+    type: Literal["own", "accessible", "user"] = "own"
+
+
+class StatusQueryBody(_Wire):
+    """How the sessions stand; `reasons` only with `client_finished`."""
+
+    type: Literal["active", "cancelled", "failed", "client_finished"]
+    reasons: list[Literal["success", "errored", "interrupted"]] | None = None
+
+
+class SearchSessionsBody(_Wire):
+    """POST /sessions/search."""
+
+    session_id: str | None = None
+    project_ids: list[str] | None = None
+    user_metadata: dict[str, str] = {}
+    display_name: str | None = Field(default=None, min_length=1)
+    owner: SearchOwnerBody = SearchOwnerBody()
+    statuses: list[StatusQueryBody] | None = Field(default=None, min_length=1)
+    limit: int = Field(default=50, ge=1, le=200)
+    cursor: SearchCursorBody | None = None
+
+
 class CreateSamplingSessionBody(_Wire):
     """POST /create_sampling_session."""
 
@@ -265,6 +304,29 @@ class SampleBody(_Wire):
     target_prompt_logprobs: TargetsBody | None = None
     prompt_alt_tokens_k: int = Field(default=0, lt=2**31)
     prompt_logprobs_last_n: int | None = None
+
+
+class SamplingTargetBody(_Wire):
+    """Whose samples are asked for: one sampling session, and which copy of its client."""
+
+    type: Literal["sampling_session"] = "sampling_session"
+    sampling_session_id: str
+    cloned_sampler_id: Count = 0
+
+
+class RetrieveFuturesBody(_Wire):
+    """POST /retrieve_futures."""
+
+    target: SamplingTargetBody
+    prev_cursor: Count = 0
+    timeout: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    retrieved_request_ids: list[str] = []
+
+
+class JoinSamplingSessionBody(_Wire):
+    """POST /join_sampling_session."""
+
+    sampling_session_id: str
 
 
 class RetrieveFutureBody(_Wire):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -18,6 +18,7 @@ import anyio
 
 from lilo_engine.errors import Gone, InvalidRequest, NotFound
 from lilo_engine.operations.result import Failed
+from lilo_engine.sampling.completions import CompletionLog, Whose, whose_is
 from lilo_engine.sampling.engine import SampleResult
 
 PREFIX = "sample:"
@@ -82,6 +83,7 @@ class SampleFutures:
         self._unfetched: OrderedDict[str, SampleFuture] = OrderedDict()
         self._fetched: OrderedDict[str, SampleFuture] = OrderedDict()
         self._fetched_bytes = 0
+        self.completions = CompletionLog()
 
     @property
     def num_unfinished(self) -> int:
@@ -147,6 +149,7 @@ class SampleFutures:
         # A session may have been forgotten while its request still ran.
         if self._by_id.get(future.request_id) is future:
             self._unfetched[future.request_id] = future
+            self.completions.add(future.request_id)
             self._unfetched_bytes += _size_bytes(future)
             self._trim()
 
@@ -159,6 +162,18 @@ class SampleFutures:
             # The newest stays whatever its size: its client may not have received it.
             while self._fetched_bytes > MAX_FETCHED_BYTES and len(self._fetched) > 1:
                 self._drop(next(iter(self._fetched.values())))
+
+    def outcomes(self, request_ids: Sequence[str]) -> list[tuple[str, Outcome]]:
+        """Those of the finished requests among the ids."""
+        futures = [self._by_id[id] for id in request_ids if id in self._by_id]
+        return [(f.request_id, f.outcome) for f in futures if f.outcome is not None]
+
+    def retrieved(self, whose: Whose, request_ids: Sequence[str]) -> None:
+        """A client has these answers for good; those of others, and unfinished ones, are left alone."""
+        for request_id in request_ids:
+            future = self._by_id.get(request_id)
+            if future is not None and future.outcome is not None and whose_is(request_id) == whose:
+                self._drop(future)
 
     def forget(self, session_id: str) -> list[SampleFuture]:
         """Drop all of a session that ended; returns those that had not finished."""
@@ -192,6 +207,7 @@ class SampleFutures:
 
     def _drop(self, future: SampleFuture) -> None:
         del self._by_id[future.request_id]
+        self.completions.remove(future.request_id)
         if self._unfetched.pop(future.request_id, None) is not None:
             self._unfetched_bytes -= _size_bytes(future)
         if self._fetched.pop(future.request_id, None) is not None:
@@ -215,5 +231,7 @@ def _size_bytes(future: SampleFuture) -> int:
     return (
         sum(len(sequence.tokens) + len(sequence.logprobs) for sequence in result.sequences)
         + len(result.prompt_logprobs or b"")
+        + (len(result.target_scores.logprobs) if result.target_scores is not None else 0)
+        + (2 * len(result.alt_tokens.logprobs) if result.alt_tokens is not None else 0)
         + sum(len(top.token_ids) + len(top.logprobs) for top in tops if top is not None)
     )

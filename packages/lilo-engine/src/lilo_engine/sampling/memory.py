@@ -214,10 +214,9 @@ def _targets(rows: Sequence[_Logits], request: SampleRequest) -> TargetScores | 
         return None
     places = np.frombuffer(targets.rows, dtype="<i4").tolist()
     ids = np.frombuffer(targets.token_ids, dtype="<i4").tolist()
-    values = [
-        float(rows[row][token]) if token >= 0 else 0.0
-        for row, token in zip(places, ids, strict=True)
-    ]
+    values: list[Any] = []
+    for row, token in zip(places, ids, strict=True):
+        values.append(rows[row][token] if token >= 0 else 0.0)
     return TargetScores(layout=targets.layout, logprobs=_floats(values))
 
 

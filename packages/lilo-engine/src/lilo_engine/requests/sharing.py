@@ -1,0 +1,128 @@
+"""Checkpoints for others: public ones, copies, and links to the files of a PEFT folder.
+
+A link works without a key, for an hour (`control/links.py`). It names one publication: a later save of the same name is
+other content and has other links.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+
+from fastapi import APIRouter, Request
+from starlette.responses import FileResponse, Response
+
+from lilo_engine.control.links import LIFETIME_S, LINK_PREFIX
+from lilo_engine.errors import InvalidRequest, NotFound
+from lilo_engine.operations.ids import model_id_of
+from lilo_engine.operations.reference import CheckpointRef
+from lilo_engine.requests.body import read_json
+from lilo_engine.requests.front import Front, front_of
+from lilo_engine.requests.json_response import json_response
+from lilo_engine.requests.rest import iso_time
+from lilo_engine.requests.wire_json import CopyWeightsBody
+
+router = APIRouter()
+_CHECKPOINT = "/training_runs/{run_id}/checkpoints/{kind}/{name}"
+_WEIGHTS = "weights"
+
+
+@router.post(f"{_CHECKPOINT}/publish")
+async def publish(request: Request, run_id: str, kind: str, name: str) -> Response:
+    """Let every key of this server use a checkpoint."""
+    ref = CheckpointRef.of(run_id, kind, name)
+    await front_of(request).control.checkpoints.set_public(ref, True)
+    return json_response({"status": "published"})
+
+
+@router.delete(f"{_CHECKPOINT}/publish")
+async def unpublish(request: Request, run_id: str, kind: str, name: str) -> Response:
+    """Take that back."""
+    ref = CheckpointRef.of(run_id, kind, name)
+    await front_of(request).control.checkpoints.set_public(ref, False)
+    return json_response({"status": "unpublished"})
+
+
+@router.get(f"{_CHECKPOINT}/external_weights_urls")
+async def external_weights_urls(request: Request, run_id: str, kind: str, name: str) -> Response:
+    """A link for each file of a PEFT folder."""
+    control = front_of(request).control
+    ref = CheckpointRef.of(run_id, kind, name)
+    if ref.kind == "weights":
+        raise InvalidRequest(
+            f"{ref} is a training state, which only this server reads; save_weights_external makes a PEFT folder"
+        )
+    checkpoint = await control.checkpoints.files(ref)
+    expires_s = int(control.clock()) + LIFETIME_S
+    folder = f"{LINK_PREFIX}{_WEIGHTS}/{run_id}/{kind}/{name}/{checkpoint.publication.attempt}"
+    urls = {
+        entry.path: absolute(request, control.links.sign(f"{folder}/{entry.path}", expires_s))
+        for entry in checkpoint.manifest.files
+    }
+    return json_response({"urls": urls, "expires": iso_time(expires_s)})
+
+
+@router.get("/downloads/weights/{run_id}/{kind}/{name}/{attempt}/{file:path}")
+async def download(
+    request: Request,
+    run_id: str,
+    kind: str,
+    name: str,
+    attempt: str,
+    file: str,
+    expires: int = 0,
+    signature: str = "",
+) -> Response:
+    """One file, to whoever has the link."""
+    control = front_of(request).control
+    control.links.check(request.url.path, expires, signature, control.clock())
+    checkpoint = await control.checkpoints.files(CheckpointRef.of(run_id, kind, name))
+    known = {entry.path for entry in checkpoint.manifest.files}
+    if checkpoint.publication.attempt != attempt or file not in known:
+        raise NotFound("what this link was made for was replaced; ask for a new one")
+    return FileResponse(checkpoint.folder / file, media_type="application/octet-stream")
+
+
+@router.post("/copy_weights")
+async def copy_weights(request: Request) -> Response:
+    """Publish a checkpoint again below another run; its source may go then."""
+    front = front_of(request)
+    wire = await read_json(request, CopyWeightsBody, front.settings.body)
+    source = CheckpointRef.parse(wire.source_path)
+    now_s = front.control.clock()
+    expires_s = None if wire.ttl_seconds is None else now_s + wire.ttl_seconds
+    run_id = await _destination(front, wire, request.headers.get("x-idempotency-key", ""))
+    copied = await front.control.checkpoints.copy(source, run_id, expires_s, now_s)
+    return json_response({"tinker_path": str(copied.ref)})
+
+
+def absolute(request: Request, link: str) -> str:
+    """A link with the address under which the client reached this server, a prefix before `/api/v1` included."""
+    return f"{str(request.base_url).rstrip('/')}{link}"
+
+
+async def _destination(front: Front, wire: CopyWeightsBody, idempotency_key: str) -> str:
+    """The run that gets the copy: a slot of a session, or a run of its own that a repeated call finds again.
+
+    Raises:
+        InvalidRequest: neither is named, or the slot has a run that is no copy.
+        NotFound: there never was such a session.
+    """
+    if wire.session_id is not None and wire.model_seq_id is not None:
+        await front.control.sessions.get(wire.session_id)
+        run_id = model_id_of(wire.session_id, wire.model_seq_id)
+        if front.control.runs.is_live(run_id):
+            raise InvalidRequest(
+                f"model {run_id!r} lives in this slot; choose another model_seq_id"
+            )
+        return run_id
+    if wire.destination_project_id is None:
+        raise InvalidRequest(
+            "copy_weights needs destination_project_id, or session_id and model_seq_id"
+        )
+    if idempotency_key:
+        text = f"{wire.destination_project_id}\n{idempotency_key}".encode()
+        number = hashlib.sha256(text).hexdigest()[:16]
+    else:
+        number = secrets.token_hex(8)
+    return model_id_of(f"copy-{number}", 0)
