@@ -391,3 +391,13 @@ def test_what_is_overwritten_while_a_reader_holds_it_goes_when_the_reader_is_don
     collect_garbage(volume, EVERYTHING_ELSE)
     assert not old.folder.exists()
     assert len(files(volume)) == 3
+
+
+def test_a_pin_ends_with_the_last_that_was_under_its_name(volume, publish):
+    publish("1", {"a": b"1"}, order=1)
+    gone = publish("2", {"a": b"1"}, order=2)
+    pin(volume, "run:train:0", "weights", "2")
+    remove(volume, gone)
+    collect_garbage(volume, LAST_ONE)
+    publish("2", {"a": b"1"}, order=2)
+    assert not is_pinned(volume, "run:train:0", "weights", "2")

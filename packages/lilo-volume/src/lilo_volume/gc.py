@@ -177,7 +177,8 @@ class _Collection:
         for name in self._names:
             there = {found.folder for found in name.found}
             for mark in name.marks:
-                gone = mark.attempt != "" and folder_of(mark) not in there
+                # A pin is about the name: it has ended when nothing at all is left under it.
+                gone = folder_of(mark) not in there if mark.attempt else not there
                 ended = mark.kind == "lease" and not mark.runs(self._now)
                 rested = self._now - mark.created_unix_ms > _DOOM_RESTS_MS
                 idle = mark.kind == "doom" and folder_of(mark) not in going and rested
