@@ -12,6 +12,7 @@ from lilo_engine.operations import ledger as ledgers
 from lilo_engine.operations import roster as rosters
 from lilo_engine.operations.fingerprint import fingerprint
 from lilo_engine.operations.ledger import Ledger
+from lilo_engine.operations.lora_rules import honoured
 from lilo_engine.operations.losses import LOSSES
 from lilo_engine.operations.operation import ModelId, Refused
 from lilo_engine.operations.reference import CheckpointRef
@@ -152,6 +153,16 @@ def test_bad_adam_parameters_are_refused(build, tiny, fields):
 def test_an_impossible_adapter_is_refused(build, tiny, fields):
     with pytest.raises(InvalidRequest):
         check_model(build.model("m", lora=build.lora(**fields)), tiny)
+
+
+def test_a_head_that_the_definition_lacks_is_left_out_and_other_groups_are_refused(build, tiny):
+    attention = tiny.derive(lora={"targets": ("attn",)})
+    asked = build.lora(train_attn=True, train_mlp=False, train_unembed=True)
+    check_model(build.model("m", lora=asked), attention)
+    assert honoured(asked, attention) == dataclasses.replace(asked, train_unembed=False)
+    for flags in ({"train_mlp": True}, {"train_attn": False}):
+        with pytest.raises(InvalidRequest):
+            check_model(build.model("m", lora=dataclasses.replace(asked, **flags)), attention)
 
 
 def test_an_unknown_base_model_is_refused_by_name(build, tiny):

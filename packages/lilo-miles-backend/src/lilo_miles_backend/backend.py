@@ -27,6 +27,7 @@ from lilo_engine.operations.reference import CheckpointRef
 
 from lilo_miles_backend.config import BackendSettings
 from lilo_miles_backend.launchers.launch import launch
+from lilo_miles_backend.launchers.ranks import Ranks
 from lilo_miles_backend.progress import Progress
 from lilo_miles_backend.rank_commands import (
     Capture,
@@ -51,7 +52,7 @@ class MilesBackend:
         """
         self._definition = config.definition
         self._progress = Progress()
-        self.ranks = launch(config, BackendSettings.from_environment())
+        self.ranks: Ranks = launch(config, BackendSettings.from_environment())
         self._info = self._describe()
 
     def describe(self) -> BackendInfo:
@@ -72,8 +73,7 @@ class MilesBackend:
     def forward_backward(self, batch: Batch) -> list[Output]:
         """Run the items; one output per item, in order. Adds to gradients unless `forward_only`.
 
-        Raises:
-            InvalidRequest: the loss or its config is not known here; nothing ran.
+        The engine has checked the loss, its settings and the datums; that they are is asserted only.
         """
         verb = "forward" if batch.forward_only else "forward_backward"
         with self._progress.of(f"{verb} of {len(batch.items)}"):

@@ -11,13 +11,13 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, assert_never
 
 from lilo_engine.errors import InvalidRequest
+from lilo_engine.operations.lora_rules import honoured
 from lilo_engine.operations.losses import LOSSES, Loss
 from lilo_engine.operations.operation import (
     AdamParams,
     CreateModel,
     ForwardBackward,
     LoadState,
-    LoraSpec,
     Operation,
     OptimStep,
     Refused,
@@ -64,7 +64,7 @@ def check_model(request: CreateModel, definition: Definition) -> None:
             f"base model {request.base_model!r} is not served here; this server trains "
             f"{definition.model.name!r}"
         )
-    _check_lora(request.lora, definition)
+    honoured(request.lora, definition)
     if request.source is not None:
         _check_source(request.source.kind, str(request.source))
 
@@ -117,30 +117,6 @@ def _check_adam(params: AdamParams) -> None:
         value = getattr(params, name)
         if not 0 <= value < 1:
             raise InvalidRequest(f"{name} is {value}; it must be from 0 to below 1")
-
-
-def _check_lora(lora: LoraSpec, definition: Definition) -> None:
-    limit = definition.lora.max_rank
-    if not 1 <= lora.lora_rank <= limit:
-        raise InvalidRequest(f"rank {lora.lora_rank} is not possible here; give 1 to {limit}")
-    if not math.isfinite(lora.alpha) or lora.alpha <= 0:
-        raise InvalidRequest(f"alpha is {lora.alpha}; it must be a finite number above 0")
-    wanted = {
-        "attn": lora.train_attn,
-        "mlp": lora.train_mlp,
-        "unembed": lora.train_unembed,
-    }
-    if not any(wanted.values()):
-        raise InvalidRequest(
-            "train_attn, train_mlp and train_unembed are all off, so nothing would be trained; "
-            "turn one on"
-        )
-    if not any(wanted[group] for group in definition.lora.targets):
-        asked = ", ".join(group for group, on in wanted.items() if on)
-        raise InvalidRequest(
-            f"only {asked} would be trained, which {definition.name!r} does not train; "
-            f"it has {', '.join(definition.lora.targets)}"
-        )
 
 
 def _check_source(kind: str, path: str) -> None:

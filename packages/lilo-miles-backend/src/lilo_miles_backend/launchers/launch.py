@@ -7,9 +7,10 @@ from lilo_engine.commands.backend import BackendConfig
 from lilo_miles_backend.config import BackendSettings
 from lilo_miles_backend.launchers.in_process import InProcessRanks
 from lilo_miles_backend.launchers.offered import check_offered
+from lilo_miles_backend.launchers.ranks import Ranks
 
 
-def launch(config: BackendConfig, settings: BackendSettings) -> InProcessRanks:
+def launch(config: BackendConfig, settings: BackendSettings) -> Ranks:
     """Start all ranks; returns when each holds the base model.
 
     Raises:

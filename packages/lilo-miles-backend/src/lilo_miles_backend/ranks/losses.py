@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
-from lilo_engine.errors import InvalidRequest
 from lilo_engine.operations.losses import CLIP_INPUTS, DEFAULTS, LOSSES
 from lilo_engine.operations.operation import LossConfig
 
@@ -105,30 +104,15 @@ class Objective:
 
     @classmethod
     def of(cls, name: str, given: LossConfig) -> Objective:
-        """Look a loss up and complete its settings.
-
-        Raises:
-            InvalidRequest: no such loss or setting, or a value that is no number; the message lists those there are.
-        """
-        if name not in _FORMULAS:
-            raise InvalidRequest(
-                f"there is no loss {name!r}; expected one of {', '.join(LOSS_NAMES)}"
-            )
-        spec = LOSSES[name]
-        unknown = sorted(set(given) - set(spec.config))
-        if unknown:
-            known = ", ".join(spec.config) or "none"
-            raise InvalidRequest(
-                f"loss {name!r} has no setting {unknown[0]!r}; its settings: {known}"
-            )
-        config = {key: given.get(key, DEFAULTS[key]) for key in spec.config}
-        for key, value in config.items():
-            if isinstance(value, str):
-                raise InvalidRequest(f"loss {name!r}: {key} is {value!r}; expected a number")
+        """Look a loss up and complete its settings; the engine has checked both (`lilo_engine.operations.validate`)."""
+        assert name in _FORMULAS, f"{name!r} is not one of {LOSS_NAMES}"
+        settings = LOSSES[name].config
+        assert set(given) <= set(settings), f"{name!r} takes {settings}, not {tuple(given)}"
+        assert not any(isinstance(value, str) for value in given.values()), given
         return cls(
             name=name,
             formula=_FORMULAS[name],
-            config={key: float(value) for key, value in config.items()},
+            config={key: float(given.get(key, DEFAULTS[key])) for key in settings},
         )
 
 

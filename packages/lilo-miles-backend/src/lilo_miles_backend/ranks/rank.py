@@ -18,7 +18,6 @@ from lilo_engine.commands.command import Batch, Output, Published, RankProgress,
 from lilo_engine.errors import InvalidRequest, LiloError
 from lilo_engine.operations.operation import ModelId
 from lilo_engine.operations.tensor import Tensor
-from lilo_engine.operations.validate_datums import check_datums
 from lilo_engine.storage import open_checkpoints
 from lilo_volume import SoloGroup
 
@@ -46,6 +45,7 @@ from lilo_miles_backend.ranks.model import BaseModel
 from lilo_miles_backend.ranks.optimizer import adamw_step
 from lilo_miles_backend.ranks.parallel import Parallel
 from lilo_miles_backend.ranks.residents import Residents
+from lilo_miles_backend.ranks.rows import assert_checked
 
 _log = logging.getLogger(__name__)
 
@@ -155,7 +155,12 @@ class Rank:
     def _run_item(self, item: WorkItem, objective: Objective, *, forward_only: bool) -> Output:
         """One item's output; its failure stays its own, and leaves no half-added gradients."""
         try:
-            check_datums(item.datums, objective.name, self._definition)
+            assert_checked(
+                item.datums,
+                objective.name,
+                vocab_size=self._definition.model.vocab_size,
+                context=self._definition.context,
+            )
             result = run_pass(
                 self._model,
                 self._residents.adapter(item.model_id),
