@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -52,16 +52,17 @@ def check(proof: Proof, name: str, environment: Environment, work: Path) -> None
     if name == "lilo-volume":
         proof.equal(f"{name}: what it pulls in", sorted(environment.installed() - {name}), [])
     if name == "lilo-engine":
-        proof.at_most("lilo --help, best of 7, s", best_help_s(environment, work), HELP_LIMIT_S)
+        proof.at_most("lilo --help, best of 7, CPU s", best_help_s(environment, work), HELP_LIMIT_S)
 
 
 def best_help_s(environment: Environment, work: Path, tries: int = 7) -> float:
-    """The quickest of several: what it costs, not what else the machine was doing."""
+    """The least of several, in CPU seconds: on an idle machine the time it takes, on a busy one still what it costs."""
     times: list[float] = []
     for _ in range(tries):
-        started = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         run(environment.bin / "lilo", "--help", cwd=work)
-        times.append(time.perf_counter() - started)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     return round(min(times), 3)
 
 
