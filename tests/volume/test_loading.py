@@ -25,6 +25,7 @@ from lilo_volume import (
 from lilo_volume.group import SoloGroup
 from lilo_volume.marks import marks_of
 from lilo_volume.testing import run_ranks
+from lilo_volume.testing.emulator import Emulator
 
 NODES = ("a", "a", "b", "b")
 PLACE = ("run:train:0", "weights")
@@ -217,3 +218,55 @@ def test_what_no_resharding_makes_up_for_is_impossible():
     assert can_load(saved, {"dp": 1}, same={"base_model": "tiny"}).verdict == "same"
     assert can_load(saved, {"dp": 1}, same={"base_model": "large"}).verdict == "impossible"
     assert can_load(saved, {"dp": 1}, same={"lora_rank": "8"}).verdict == "impossible"
+
+
+def test_what_is_published_between_the_reload_and_the_choice_is_read_all_the_same(tmp_path):
+    """A view per container: rank 0 lists what its view, and the other node's, do not have yet."""
+    emulator = Emulator(tmp_path)
+    writer = emulator.volume(emulator.mount("writer"))
+    views = {node: emulator.volume(emulator.mount(node)) for node in "ab"}
+
+    def save(order):
+        with begin(
+            writer,
+            SoloGroup(),
+            collection="run",
+            kind="weights",
+            name="best",
+            order=order,
+            overwrite=True,
+        ) as attempt:
+            with attempt.create("shard") as file:
+                file.write(b"%d" % order)
+            attempt.publish()
+
+    save(1)
+    barrier = threading.Barrier(2)
+
+    def load(group):
+        node = "ab"[group.rank]
+        late = Late(views[node], lambda: save(2)) if group.rank == 0 else views[node]
+        barrier.wait(5.0)
+        found = latest(
+            late, "run", "weights", verify="full", group=group, node=node, timeout_s=5.0
+        ).checkpoint
+        return found.publication.order, (found.folder / "shard").read_bytes()
+
+    assert run_ranks(2, load) == [(2, b"2"), (2, b"2")]
+
+
+class Late:
+    """A volume on which something happens right before the first listing."""
+
+    def __init__(self, volume, action):
+        self._volume = volume
+        self._action = action
+
+    def __getattr__(self, name):
+        return getattr(self._volume, name)
+
+    def list_committed(self, prefix):
+        if self._action is not None:
+            action, self._action = self._action, None
+            action()
+        return self._volume.list_committed(prefix)

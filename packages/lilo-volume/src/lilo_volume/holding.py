@@ -39,8 +39,9 @@ def held_latest(
     def choose() -> tuple[Manifest | None, tuple[Skipped, ...]]:
         passed: list[Skipped] = []
         while True:
+            without = {skip.folder for skip in passed}
             manifest, skipped = newest_good(
-                volume, collection, kind, verify, {skip.folder for skip in passed}
+                volume, collection, kind, verify, busy_timeout_s, without=without
             )
             if manifest is None:
                 return None, (*passed, *skipped)

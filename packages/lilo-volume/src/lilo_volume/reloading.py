@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable
 
 from lilo_volume.agreement import done_by_every_rank
-from lilo_volume.errors import VolumeBusy
+from lilo_volume.errors import InvalidPath, VolumeBusy
 from lilo_volume.group import Group
 from lilo_volume.log import warn
+from lilo_volume.manifest import Manifest, attempt_folder
 from lilo_volume.node import is_leader
 from lilo_volume.volume import Volume
 
@@ -72,3 +73,15 @@ def reload_when_free(volume: Volume, *, busy_timeout_s: float = DEFAULT_BUSY_S) 
             return
         time.sleep(delay_s)
         delay_s = min(_LONGEST_DELAY_S, delay_s * 2)
+
+
+def in_view(volume: Volume, manifest: Manifest) -> bool:
+    """Whether all files of a checkpoint are in this container's view, with their sizes."""
+    folder = attempt_folder(manifest.publication)
+    try:
+        return all(
+            volume.local_path(f"{folder}/{entry.path}").stat().st_size == entry.size_bytes
+            for entry in manifest.files
+        )
+    except (OSError, InvalidPath):
+        return False

@@ -17,7 +17,7 @@ from lilo_volume.group import Group, SoloGroup
 from lilo_volume.log import warn
 from lilo_volume.manifest import MANIFEST_NAME, Manifest, attempt_folder, name_folder
 from lilo_volume.naming import encode
-from lilo_volume.reloading import DEFAULT_BUSY_S, on_every_node, reload_when_free
+from lilo_volume.reloading import DEFAULT_BUSY_S, in_view, on_every_node, reload_when_free
 from lilo_volume.scan import Found, newest, scan, settled_scan
 from lilo_volume.transfer import bring
 from lilo_volume.verify import Verify, find_fault
@@ -90,7 +90,7 @@ def open_named(
             # An unreadable manifest may be the newest one: then an older one is not what was asked for.
             found = next((f for f in published if f.fault is not None), None) or newest(published)
             assert found is not None, "published attempts have a manifest or a fault"
-            fault = find_fault(volume, found, verify)
+            fault = _fault(volume, found, verify, busy_timeout_s)
             if fault is None:
                 assert found.manifest is not None, "a good checkpoint has a manifest"
                 return found.manifest
@@ -124,7 +124,9 @@ def latest(
     ranks = Ranks(
         volume, group or SoloGroup(), f"{collection}/{kind}", timeout_s, busy_timeout_s, node
     )
-    manifest, skipped = ranks.decide(lambda: newest_good(volume, collection, kind, verify))
+    manifest, skipped = ranks.decide(
+        lambda: newest_good(volume, collection, kind, verify, busy_timeout_s)
+    )
     checkpoint = None if manifest is None else ranks.brought(manifest)
     return Latest(checkpoint=checkpoint, skipped=skipped)
 
@@ -169,13 +171,20 @@ def resume(
 
 
 def newest_good(
-    volume: Volume, collection: str, kind: str, verify: Verify, without: Collection[str] = ()
+    volume: Volume,
+    collection: str,
+    kind: str,
+    verify: Verify,
+    busy_timeout_s: float = DEFAULT_BUSY_S,
+    *,
+    without: Collection[str] = (),
 ) -> tuple[Manifest | None, tuple[Skipped, ...]]:
     """The newest that passes, and what was passed over for it; `without` are folders not to look at."""
     prefix = f"{encode(collection)}/{encode(kind)}"
     chosen: tuple[Manifest | None, tuple[Skipped, ...]] | None = None
     for _ in range(_LOOKS):
-        chosen = _choice(volume, settled_scan(volume, prefix), verify, without)
+        attempts = [f for f in settled_scan(volume, prefix) if f.folder not in without]
+        chosen = _choice(volume, attempts, verify, busy_timeout_s)
         if chosen is not None:
             break
     if chosen is None:
@@ -186,20 +195,29 @@ def newest_good(
 
 
 def _choice(
-    volume: Volume, attempts: list[Found], verify: Verify, without: Collection[str]
+    volume: Volume, attempts: list[Found], verify: Verify, busy_timeout_s: float
 ) -> tuple[Manifest | None, tuple[Skipped, ...]] | None:
     """The first that passes; None if one was removed meanwhile, so that what replaced it must be looked for."""
     skipped: list[Skipped] = []
     for found in _newest_first(attempts):
-        if found.folder in without:
-            continue
-        fault = find_fault(volume, found, verify)
+        fault = _fault(volume, found, verify, busy_timeout_s)
         if fault is None:
             return found.manifest, tuple(skipped)
         if found.published and not _is_there(volume, found):
             return None
         skipped.append(Skipped(label=found.label, folder=found.folder, why=fault))
     return None, tuple(skipped)
+
+
+def _fault(volume: Volume, found: Found, verify: Verify, busy_timeout_s: float) -> str | None:
+    """The fault of an attempt, told from a view that has it."""
+    fault = find_fault(volume, found, verify)
+    listed = verify == "full" and find_fault(volume, found, "size") is None
+    if fault is None or not listed or found.manifest is None or in_view(volume, found.manifest):
+        return fault
+    # It was published since this view was brought up to date; to pass over it would be to go back to an older one.
+    reload_when_free(volume, busy_timeout_s=busy_timeout_s)
+    return find_fault(volume, found, verify)
 
 
 def _is_there(volume: Volume, found: Found) -> bool:
@@ -265,12 +283,19 @@ class Ranks:
     def brought(self, manifest: Manifest) -> Checkpoint:
         """The checkpoint, with its files in the view of every node."""
         folder = attempt_folder(manifest.publication)
+
+        def act() -> None:
+            bring(self.volume, folder, [entry.path for entry in manifest.files])
+            if not in_view(self.volume, manifest):
+                # Published after this node's view was brought up to date, and before rank 0 chose.
+                reload_when_free(self.volume, busy_timeout_s=self.busy_timeout_s)
+
         on_every_node(
             self.group,
-            lambda: bring(self.volume, folder, [entry.path for entry in manifest.files]),
+            act,
             label=self.label,
             node=self.node or node_id(),
-            timeout_s=self.timeout_s,
+            timeout_s=self.timeout_s + self.busy_timeout_s,
             step="bring",
         )
         return Checkpoint.of(self.volume, manifest)
