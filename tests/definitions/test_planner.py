@@ -71,8 +71,8 @@ def test_operations_of_a_small_dense_model_by_hand():
 
 @pytest.mark.parametrize("name", ["tiny", "qwen3_0_6b", "qwen3_8b"])
 def test_adapters_have_the_parameters_that_the_trainer_gives_them(name):
+    from lilo_miles_backend.qwen3.shape import ModelShape
     from lilo_miles_backend.ranks.lora import lora_sites
-    from lilo_miles_backend.ranks.shape import ModelShape
 
     one = job(name)
     model = one.architecture

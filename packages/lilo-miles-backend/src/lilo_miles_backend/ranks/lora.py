@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 import torch
 from lilo_engine.commands.command import TargetGroup
 
+from lilo_miles_backend.qwen3.shape import ModelShape
 from lilo_miles_backend.ranks.autograd import AutogradContext, AutogradGrads
-from lilo_miles_backend.ranks.shape import ModelShape
 
 Split: TypeAlias = Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
 """From a linear's output [T, O] to one view per module; elements in the order of the module's own output."""

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from lilo_definitions import Definition
 from lilo_engine.errors import InvalidRequest
 
+from lilo_miles_backend.qwen3.shape import ModelShape
 from lilo_miles_backend.ranks.adapter import Adapter
 from lilo_miles_backend.ranks.attention import CausalAttention, Rotary
 from lilo_miles_backend.ranks.device import Device
@@ -30,7 +31,6 @@ from lilo_miles_backend.ranks.megatron import (
     get_gpt_layer_local_spec,
 )
 from lilo_miles_backend.ranks.parallel import Parallel
-from lilo_miles_backend.ranks.shape import ModelShape
 from lilo_miles_backend.ranks.weights import load_weights
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -20,7 +20,8 @@ from lilo_engine.errors import InvalidRequest
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from lilo_miles_backend.sampler.weights import FUSED, HEAD, BaseWeights, Shape
+from lilo_miles_backend.qwen3.shape import ModelShape
+from lilo_miles_backend.sampler.weights import FUSED, HEAD, BaseWeights
 
 _FACTOR = re.compile(
     r"base_model\.model\.(?:model\.layers\.(?P<layer>\d+)\.(?P<module>[\w.]+?)|(?P<head>lm_head))"
@@ -57,7 +58,7 @@ def read_adapter(name: str, folder: str, base: BaseWeights) -> Adapter:
     scale = _scale(path, config)
     modules = _collect(path, _read_tensors(path), base, rank=config["r"])
     factors: dict[Place, tuple[torch.Tensor, torch.Tensor]] = {}
-    for layer in range(base.shape.num_layers):
+    for layer in range(base.shape.num_hidden_layers):
         for fused, parts in FUSED.items():
             pair = _fuse([(part, modules.get((layer, part))) for part in parts], base.shape, scale)
             if pair is not None:
@@ -132,13 +133,13 @@ def _collect(
 
 
 def _pair(
-    path: Path, place: Place, pair: Mapping[str, torch.Tensor], shape: Shape, rank: int
+    path: Path, place: Place, pair: Mapping[str, torch.Tensor], shape: ModelShape, rank: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     layer, module = place
     expected = shape.linears.get(module)
-    if expected is None or layer >= shape.num_layers:
+    if expected is None or layer >= shape.num_hidden_layers:
         raise InvalidRequest(
-            f"{path} adapts layer {layer} {module!r}; the base model has {shape.num_layers} layers "
+            f"{path} adapts layer {layer} {module!r}; the base model has {shape.num_hidden_layers} layers "
             f"with {', '.join(shape.linears)}"
         )
     if len(pair) != 2:
@@ -165,7 +166,9 @@ def _check_saved_base(path: Path, key: str, tensor: torch.Tensor, base: BaseWeig
 
 
 def _fuse(
-    parts: list[tuple[str, tuple[torch.Tensor, torch.Tensor] | None]], shape: Shape, scale: float
+    parts: list[tuple[str, tuple[torch.Tensor, torch.Tensor] | None]],
+    shape: ModelShape,
+    scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Factors of a fused projection: A stacked over rank, B block-diagonal over the parts' outputs."""
     if all(pair is None for _, pair in parts):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from lilo_miles_backend.sampler.weights import Shape
+from lilo_miles_backend.qwen3.shape import ModelShape
 
 _MIN_ROWS = 4
 _MIN_LENGTH = 64
@@ -20,7 +20,7 @@ class KeyValueCache:
 
     def __init__(
         self,
-        shape: Shape,
+        shape: ModelShape,
         *,
         max_rows: int,
         max_length: int,
@@ -93,7 +93,7 @@ class KeyValueCache:
         # Zeros, not uninitialised memory: masked positions still multiply by a weight of exactly 0.
         s = self._shape
         return torch.zeros(
-            (s.num_layers, rows, s.num_kv_heads, length, s.head_dim),
+            (s.num_hidden_layers, rows, s.num_key_value_heads, length, s.head_dim),
             dtype=self._dtype,
             device=self._device,
         )

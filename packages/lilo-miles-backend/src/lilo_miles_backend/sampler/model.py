@@ -25,7 +25,9 @@ class Model:
         """Nothing is allocated but the RoPE frequencies."""
         self.base = base
         half = torch.arange(0, base.shape.head_dim, 2, device=base.device).float()
-        self._frequencies = 1.0 / base.shape.rope_theta ** (half / base.shape.head_dim)
+        self._frequencies = 1.0 / base.shape.rope_parameters.rope_theta ** (
+            half / base.shape.head_dim
+        )
 
     def new_cache(self, *, max_rows: int, max_length: int) -> KeyValueCache:
         """A cache for this model; empty, so that it costs nothing until used."""
@@ -60,7 +62,9 @@ class Model:
         rope = (angles.cos().to(self.base.dtype), angles.sin().to(self.base.dtype))
         seen = torch.arange(length, device=self.base.device)
         mask_B1QS = (seen[None, None] <= places_BT[:, :, None])[:, None]
-        mask_B1QS = mask_B1QS.repeat(1, 1, shape.num_heads // shape.num_kv_heads, 1)
+        mask_B1QS = mask_B1QS.repeat(
+            1, 1, shape.num_attention_heads // shape.num_key_value_heads, 1
+        )
         x = self.base.embedding[tokens_BT]
         for i, layer in enumerate(self.base.layers):
             normed = self._norm(x, layer.input_norm)
@@ -79,7 +83,7 @@ class Model:
         return groups.add(out, hidden_BE, HEAD_PLACE).float()
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return functional.rms_norm(x, (x.shape[-1],), weight, self.base.shape.rms_eps)
+        return functional.rms_norm(x, (x.shape[-1],), weight, self.base.shape.rms_norm_eps)
 
     def _linear(
         self, x_BTI: torch.Tensor, layer: Layer, index: int, fused: str, groups: AdapterGroups
@@ -99,7 +103,7 @@ class Model:
         """Attention of the new tokens over everything cached, themselves included; [B, T, H x D]."""
         shape = self.base.shape
         rows, count, _ = qkv.shape
-        heads, kv_heads, dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
+        heads, kv_heads, dim = shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim
         q, k, v = qkv.split([heads * dim, kv_heads * dim, kv_heads * dim], dim=-1)
         q = self._norm(q.view(rows, count, heads, dim), layer.q_norm).transpose(1, 2)
         k = self._norm(k.view(rows, count, kv_heads, dim), layer.k_norm).transpose(1, 2)

@@ -1,4 +1,7 @@
-"""ModelShape: the sizes of a base model, read from its `config.json` and checked against what the trainer builds."""
+"""ModelShape: the sizes of a base model, read from its `config.json` and checked against what is built here.
+
+Trainer and sampler read the same folder with it; what neither computes (scaled RoPE, a sliding window) is refused by name.
+"""
 
 from __future__ import annotations
 
@@ -46,12 +49,49 @@ class ModelShape(BaseModel):
         """Query heads that share one key and value head."""
         return self.num_attention_heads // self.num_key_value_heads
 
+    @property
+    def linears(self) -> dict[str, tuple[int, int]]:
+        """(out, in) of every module that may carry an adapter, by its name inside a layer, and `lm_head`."""
+        q, kv = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
+        return {
+            "self_attn.q_proj": (q, self.hidden_size),
+            "self_attn.k_proj": (kv, self.hidden_size),
+            "self_attn.v_proj": (kv, self.hidden_size),
+            "self_attn.o_proj": (self.hidden_size, q),
+            "mlp.gate_proj": (self.intermediate_size, self.hidden_size),
+            "mlp.up_proj": (self.intermediate_size, self.hidden_size),
+            "mlp.down_proj": (self.hidden_size, self.intermediate_size),
+            "lm_head": (self.vocab_size, self.hidden_size),
+        }
+
+    @property
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every tensor that the files must hold, by its Hugging Face name."""
+        hidden, linears = (self.hidden_size,), self.linears
+        head = linears.pop("lm_head")
+        norms = {
+            "input_layernorm": hidden,
+            "post_attention_layernorm": hidden,
+            "self_attn.q_norm": (self.head_dim,),
+            "self_attn.k_norm": (self.head_dim,),
+        }
+        found: dict[str, tuple[int, ...]] = {
+            "model.embed_tokens.weight": head,
+            "model.norm.weight": hidden,
+        }
+        if not self.tie_word_embeddings:
+            found["lm_head.weight"] = head
+        for layer in range(self.num_hidden_layers):
+            for name, size in {**linears, **norms}.items():
+                found[f"model.layers.{layer}.{name}.weight"] = size
+        return found
+
     @classmethod
     def read(cls, folder: Path) -> ModelShape:
         """Read `folder/config.json`.
 
         Raises:
-            InvalidRequest: the file is missing, or names something the trainer does not build.
+            InvalidRequest: the file is missing, or names something that is not built here.
         """
         path = folder / "config.json"
         try:

@@ -1,0 +1,72 @@
+"""The safetensors files of a model: opened once, checked against its shape, read one tensor at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lilo_engine.errors import InvalidRequest
+from safetensors import SafetensorError, safe_open
+
+from lilo_miles_backend.qwen3.shape import ModelShape
+
+if TYPE_CHECKING:
+    import torch
+
+
+@contextmanager
+def open_tensors(folder: Path, shape: ModelShape) -> Iterator[Callable[[str], torch.Tensor]]:
+    """A function that reads a tensor by its Hugging Face name, as it lies in the files.
+
+    Raises:
+        InvalidRequest: a file cannot be read, or a tensor is missing, unexpected, or of another shape; the message
+            names it.
+    """
+    sizes = shape.tensors
+    with ExitStack() as stack:
+        opened = _open(folder, stack)
+        _check_names(set(sizes), set(opened), shape, folder)
+
+        def read(name: str) -> torch.Tensor:
+            tensor: torch.Tensor = opened[name].get_tensor(name)
+            if tuple(tensor.shape) != sizes[name]:
+                raise InvalidRequest(
+                    f"{folder}: {name} has shape {list(tensor.shape)}; "
+                    f"config.json makes it {list(sizes[name])}"
+                )
+            return tensor
+
+        yield read
+
+
+def _open(folder: Path, stack: ExitStack) -> dict[str, safe_open]:
+    """Every tensor name in the folder, with the open file that holds it."""
+    index = folder / "model.safetensors.index.json"
+    files = ["model.safetensors"]
+    if index.is_file():
+        files = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+    opened: dict[str, safe_open] = {}
+    for name in files:
+        try:
+            handle = stack.enter_context(safe_open(folder / name, framework="pt"))
+        except (OSError, SafetensorError) as error:
+            raise InvalidRequest(
+                f"cannot read the model weights {folder / name}: {error}"
+            ) from error
+        opened.update(dict.fromkeys(handle.keys(), handle))
+    return opened
+
+
+def _check_names(wanted: set[str], found: set[str], shape: ModelShape, folder: Path) -> None:
+    if shape.tie_word_embeddings:
+        # Some writers store the tied head a second time.
+        found = found - {"lm_head.weight"}
+    missing, unexpected = sorted(wanted - found), sorted(found - wanted)
+    if missing or unexpected:
+        raise InvalidRequest(
+            f"the weights in {folder} do not fit its config.json: "
+            f"{len(missing)} missing (first: {missing[:3]}), {len(unexpected)} unexpected (first: {unexpected[:3]})"
+        )
