@@ -145,8 +145,7 @@ def resume(
 ) -> Checkpoint | None:
     """What a run should go on from; None only where there is nothing at all.
 
-    A place with attempts of which none is good is no fresh start: to begin at step 0 there would overwrite a run that
-    went wrong without a word. `from_scratch` says that this is wanted.
+    Attempts of which none is good are no fresh start, but a run that went wrong; `from_scratch` says to begin anew.
 
     Raises:
         CheckpointMissing: there is something, and nothing of it is good; the text says what and why.
@@ -215,7 +214,7 @@ def _fault(volume: Volume, found: Found, verify: Verify, busy_timeout_s: float) 
     listed = verify == "full" and find_fault(volume, found, "size") is None
     if fault is None or not listed or found.manifest is None or in_view(volume, found.manifest):
         return fault
-    # It was published since this view was brought up to date; to pass over it would be to go back to an older one.
+    # Published since this view was brought up to date: passing over it would be going back.
     reload_when_free(volume, busy_timeout_s=busy_timeout_s)
     return find_fault(volume, found, verify)
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable
 
 _HEAD = struct.Struct(">BI")
+_COUNT = struct.Struct(">I")
 _READ_BYTES = 256 * 1024
 _READS_AT_ONCE = 64
 """So that one busy peer cannot keep others from being heard."""
@@ -158,3 +159,20 @@ def wait_for_news(links: Iterable[Link], until: float, *others: socket.socket) -
             if events & selectors.EVENT_READ:
                 key.data.pull()
         return ready
+
+
+def joined(parts: Iterable[bytes]) -> bytes:
+    """Byte strings in one, each with its length before it."""
+    return b"".join(piece for part in parts for piece in (_COUNT.pack(len(part)), part))
+
+
+def split(data: bytes) -> list[bytes]:
+    """What `joined` was given."""
+    parts: list[bytes] = []
+    at = 0
+    while at < len(data):
+        (length,) = _COUNT.unpack_from(data, at)
+        at += _COUNT.size
+        parts.append(data[at : at + length])
+        at += length
+    return parts

@@ -17,17 +17,23 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import struct
 import threading
 import time
-from collections.abc import Iterable
 from types import TracebackType
 from typing import Self, TypeVar, cast
 
 from lilo_volume.config import node_id
 from lilo_volume.errors import GroupRefused, RankLost, VolumeError
 from lilo_volume.groups.codec import decode, encode
-from lilo_volume.groups.link import GRACE_S, FrameKind, Link, LinkClosed, wait_for_news
+from lilo_volume.groups.link import (
+    GRACE_S,
+    FrameKind,
+    Link,
+    LinkClosed,
+    joined,
+    split,
+    wait_for_news,
+)
 from lilo_volume.groups.rendezvous import (
     Who,
     failure_in,
@@ -39,7 +45,6 @@ from lilo_volume.groups.rendezvous import (
 T = TypeVar("T")
 MAX_VALUE_BYTES = 256 * 1024 * 1024
 """The longest value of one rank, encoded; a manifest of a million files is shorter."""
-_COUNT = struct.Struct(">I")
 
 
 def tcp_group(
@@ -275,23 +280,6 @@ def _values(body: bytes, step: str) -> list[object]:
     steps = {rank: tuple(decode(part[0])) for rank, part in enumerate(parts)}
     assert len(set(steps.values())) == 1, f"{step}: the ranks took different paths: {steps}"
     return [decode(part[1]) for part in parts]
-
-
-def joined(parts: Iterable[bytes]) -> bytes:
-    """Byte strings in one, each with its length before it."""
-    return b"".join(piece for part in parts for piece in (_COUNT.pack(len(part)), part))
-
-
-def split(data: bytes) -> list[bytes]:
-    """What `joined` was given."""
-    parts: list[bytes] = []
-    at = 0
-    while at < len(data):
-        (length,) = _COUNT.unpack_from(data, at)
-        at += _COUNT.size
-        parts.append(data[at : at + length])
-        at += length
-    return parts
 
 
 def _parsed(address: str) -> tuple[str, int]:
