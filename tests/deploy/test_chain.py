@@ -161,6 +161,16 @@ def test_a_container_without_any_key_is_refused_with_the_secrets_name(container,
     assert provider.calls == []
 
 
+def test_an_engine_that_no_package_brings_is_refused_by_name_before_anything_starts(
+    container, monkeypatch
+):
+    pool = {"gpu": "H200", "gpus_per_replica": 1, "min_replicas": 1, "max_replicas": 1}
+    asks = TINY.derive(sampler={"engine": "vllm", "pool": {**pool, "target_sequences": 4}})
+    monkeypatch.setenv(places.DEFINITION, plan(asks).trainer.environment[places.DEFINITION])
+    with pytest.raises(ServerError, match=r"sampler\.engine is 'vllm'"):
+        run_trainer("r1", Served(), parts_of=in_memory)
+
+
 def test_variables_that_are_missing_or_make_no_definition_are_named(container, monkeypatch):
     monkeypatch.setenv(places.DEFINITION, '{"name": "x"}')
     with pytest.raises(ServerError, match=places.DEFINITION):

@@ -17,6 +17,8 @@ from tests.deploy.fields import changed, fields_of
 from tests.deploy.local_provider import LocalProvider, newer_client, older_client
 
 BIG = lilo_definitions.get("qwen3_8_27b_miles_lora_256k")
+WITHOUT_POOL = BIG.derive(sampler={"engine": "embedded", "pool": None})
+"""A cluster whose sampling engine is installed where the tests run."""
 
 
 def built(definition, **options) -> ModalApp:
@@ -135,7 +137,7 @@ def test_images_take_our_wheels_from_a_folder_where_one_is_given(tmp_path):
 
 @pytest.mark.parametrize("client", [newer_client, older_client])
 def test_the_body_joins_its_cluster_by_either_of_the_providers_ways(monkeypatch, client):
-    for name, value in plan(BIG).trainer.environment.items():
+    for name, value in plan(WITHOUT_POOL).trainer.environment.items():
         monkeypatch.setenv(name, value)
     places = []
 
@@ -151,7 +153,7 @@ def test_the_body_joins_its_cluster_by_either_of_the_providers_ways(monkeypatch,
 
 
 def test_modals_own_function_runs_our_body_and_reads_modals_cluster(monkeypatch):
-    app = built(BIG)
+    app = built(WITHOUT_POOL)
     for name, value in app.plan.trainer.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(modal, "Cluster", newer_client(0, ["127.0.0.1"]).Cluster)
@@ -163,7 +165,7 @@ def test_modals_own_function_runs_our_body_and_reads_modals_cluster(monkeypatch)
 
 
 def test_outside_a_cluster_the_providers_own_error_is_seen(monkeypatch):
-    for name, value in plan(BIG).trainer.environment.items():
+    for name, value in plan(WITHOUT_POOL).trainer.environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(modal.exception.InvalidError):
         bodies.run_trainer("r", LocalProvider(client=modal))

@@ -16,7 +16,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from importlib.metadata import entry_points
 from typing import Any, Protocol, cast
+
+from lilo_definitions import Definition
 
 from lilo_engine.config import add_to_environment, environment
 from lilo_engine.deploy import places
@@ -25,6 +28,8 @@ from lilo_engine.deploy.cluster import Cluster, read_cluster
 from lilo_engine.deploy.head import Life, PartsOf, Timing, of_processes
 from lilo_engine.deploy.resume import Resume
 from lilo_engine.deploy.surroundings import Surroundings
+from lilo_engine.errors import ServerError
+from lilo_engine.sampling.host import GROUP as SAMPLERS
 
 LEAVE_S = 900.0
 """Before the container's limit: a checkpoint that is being published has time to end, and so has the last snapshot."""
@@ -120,6 +125,7 @@ def run_trainer(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     here = Surroundings.of(environment())
+    check_installed(here.definition)
     cluster = read_cluster(provider.client, here.definition.topology.nodes)
     lead = partial(_lead, run, here, provider, ending or Ending(), timing, parts_of, port)
     if len(cluster.addresses) == 1:
@@ -159,6 +165,21 @@ def _lead(
     if not ending.over.is_set():
         provider.call_again(here.app, run)
     return resumes
+
+
+def check_installed(definition: Definition) -> None:
+    """Refuse before other containers are waited for, and paid, what this image cannot serve.
+
+    Raises:
+        ServerError: no such sampling engine is installed; those there are.
+    """
+    engine = definition.sampler.engine
+    there = sorted(point.name for point in entry_points(group=SAMPLERS))
+    if engine not in there:
+        raise ServerError(
+            f"definition {definition.name!r} asks for what is not installed here: sampler.engine is {engine!r} "
+            f"(there are: {', '.join(there) or 'none'})"
+        )
 
 
 def timing_of(timeout_hours: float) -> Timing:

@@ -39,6 +39,8 @@ from lilo_engine.storage import open_folder
 
 _log = logging.getLogger(__name__)
 
+SAMPLER_START_S = 600.0
+"""What the sampler may take beyond the trainer: it reads the same weights after it."""
 PartsOf = Callable[[Definition, DataFolder], Parts]
 """Builds the parts of a server; tests give those that stay in memory."""
 
@@ -76,6 +78,11 @@ class Life:
     port: int = 0
     stop: threading.Event = field(default_factory=threading.Event)
     """Set from another thread: leave now."""
+
+    @property
+    def start_limit_s(self) -> float:
+        """For trainer and sampler to come up, with one try more: an idle container costs as much as a busy one."""
+        return 2 * self.surroundings.definition.limits.startup_timeout_s + SAMPLER_START_S
 
     def live(self) -> tuple[Resume, ...]:
         """Serve until the deadline, or until told to stop.
@@ -147,9 +154,7 @@ class Life:
             await server.serve(sockets=[listener])
             tasks.cancel_scope.cancel()
         if failures:
-            raise ServerError(
-                f"the trainer of {parts.definition.name} could not be started: {failures[0]}"
-            )
+            raise ServerError(f"{parts.definition.name} could not be started: {failures[0]}")
 
     async def _leave(self, server: uvicorn.Server) -> None:
         """End the server at the deadline or when told to."""
@@ -167,11 +172,17 @@ class Life:
         resumes: tuple[Resume, ...],
         failures: list[str],
     ) -> None:
-        """Announce once that clients can come, or end a server whose trainer never will."""
-        while not (server.started and (await front.readiness()).ready):
-            state = await front.engine.state()
-            if state.phase == "stopped" and not server.should_exit:
-                failures.append(state.last_failure or "it stopped")
+        """Announce once that clients can come, or end a server that never will be ready."""
+        limit_s = self.start_limit_s
+        end = anyio.current_time() + limit_s
+        while True:
+            readiness, state = await front.readiness(), await front.engine.state()
+            if server.started and readiness.ready:
+                break
+            late = anyio.current_time() > end
+            if late or state.phase == "stopped":
+                late_words = f"not ready within {limit_s:g} s: {readiness.words}"
+                failures.append(late_words if late else state.last_failure or "it stopped")
                 server.should_exit = True
                 return
             await anyio.sleep(self.timing.ready_look_s)
