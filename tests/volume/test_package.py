@@ -10,14 +10,16 @@ import pytest
 from lilo_volume import errors
 from lilo_volume.cli import GOOD, USAGE, WRONG, main
 
-IMPORT_BUDGET_S = 0.05
 PROBE = """
-import sys, time
-start = time.process_time()
+import sys
+before = set(sys.modules)
 import lilo_volume
-print(time.process_time() - start)
 third = {"torch", "modal", "fsspec", "xxhash", "numpy", "pydantic"} & sys.modules.keys()
 assert not third, third
+slow = {"asyncio", "shutil", "subprocess", "multiprocessing", "urllib.request", "http.client"} & (
+    sys.modules.keys() - before
+)
+assert not slow, slow
 """
 
 
@@ -31,26 +33,8 @@ def test_everything_exported_is_there_and_everything_public_is_exported():
     assert {kind.__name__ for kind in kinds} <= set(lilo_volume.__all__)
 
 
-def test_importing_takes_less_than_its_budget_and_nothing_from_third_parties(tmp_path):
-    # With compiled files, as an installed package has them; the fastest of a few, since others use the machine.
-    import os
-
-    env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    env["PYTHONPYCACHEPREFIX"] = str(tmp_path)
-    costs = []
-    for _ in range(8):
-        run = subprocess.run(
-            [sys.executable, "-c", PROBE],
-            env=env,
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=30,
-        )
-        costs.append(float(run.stdout))
-        if costs[-1] < IMPORT_BUDGET_S:
-            break
-    assert min(costs) < IMPORT_BUDGET_S
+def test_importing_loads_nothing_from_third_parties_and_nothing_slow_of_the_standard_library():
+    subprocess.run([sys.executable, "-c", PROBE], check=True, timeout=30)
 
 
 @pytest.mark.parametrize(
