@@ -135,11 +135,12 @@ async def test_metrics_are_text_that_prometheus_reads(build, running):
     async with running() as rig:
         await train(rig, build, "m")
         metrics = Metrics(Sources(recorder=rig.engine.recorder, answers=lambda: {200: 3}))
-        text = metrics.text(await rig.engine.state()).decode()
+        text = metrics.text(await rig.engine.state(), 7).decode()
     assert 'lilo_operations_total{command="optim_step",outcome="done"} 2.0' in text
     assert 'lilo_command_seconds_bucket{command="persist",le="+Inf"} 1.0' in text
     assert 'lilo_http_responses_total{status="200"} 3.0' in text
     assert "lilo_resident_models 1.0" in text
+    assert "lilo_tasks 7.0" in text
     assert 'lilo_engine_phase{phase="serving"} 1.0' in text
 
 

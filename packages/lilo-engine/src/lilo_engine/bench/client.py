@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,11 +21,11 @@ _PROTOBUF = {"Content-Type": "application/x-protobuf", "Accept": "application/x-
 _ADAM = {"learning_rate": 1e-4, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
 
 
-def http_client(url: str, connections: int = 64) -> httpx.AsyncClient:
+def http_client(url: str, connections: int = 64, key: str = KEY) -> httpx.AsyncClient:
     """A client with a key and room for so many connections."""
     limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
     return httpx.AsyncClient(
-        base_url=f"{url}/api/v1/", headers={"X-API-Key": KEY}, limits=limits, timeout=LIMIT_S
+        base_url=f"{url}/api/v1/", headers={"X-API-Key": key}, limits=limits, timeout=LIMIT_S
     )
 
 
@@ -63,8 +63,12 @@ class BenchModel:
 
     async def optim_step(self) -> str:
         """Send a step; its request id."""
-        body = {"model_id": self.model_id, "seq_id": next(self._seq), "adam_params": _ADAM}
-        return _checked(await self.http.post("optim_step", json=body))["request_id"]
+        return await self.submit_json("optim_step", {"adam_params": _ADAM})
+
+    async def submit_json(self, call: str, fields: Mapping[str, object]) -> str:
+        """Send a numbered call with these fields; its request id."""
+        body = {"model_id": self.model_id, "seq_id": next(self._seq), **fields}
+        return _checked(await self.http.post(call, json=body))["request_id"]
 
     async def finished(self, request_id: str) -> bytes:
         """The answer of a future, polled as the SDK polls."""

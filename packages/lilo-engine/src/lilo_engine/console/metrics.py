@@ -40,9 +40,10 @@ class Metrics:
         self._registry.register(self._collector)
         ProcessCollector(registry=self._registry)
 
-    def text(self, state: EngineState) -> bytes:
-        """All metrics now."""
+    def text(self, state: EngineState, tasks: int) -> bytes:
+        """All metrics now; `tasks` are those of the event loop."""
         self._collector.state = state
+        self._collector.tasks = tasks
         return generate_latest(self._registry)
 
 
@@ -50,6 +51,7 @@ class _EngineCollector(Collector):
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
         self.state: EngineState | None = None
+        self.tasks = 0
 
     def collect(self) -> Iterator[Metric]:
         """Every metric of ours."""
@@ -60,6 +62,7 @@ class _EngineCollector(Collector):
         for status, count in sorted(self._sources.answers().items()):
             answers.add_metric([str(status)], count)
         yield answers
+        yield GaugeMetricFamily("lilo_tasks", "Tasks of the event loop.", value=float(self.tasks))
         if self.state is not None:
             yield from _state(self.state)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import cast
 
+import anyio
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -74,7 +75,7 @@ async def report(request: Request, run_id: str) -> Response:
 async def metrics(request: Request) -> Response:
     """All metrics in Prometheus' text format."""
     found = cast(Metrics, request.app.state.metrics)
-    text = found.text(await front_of(request).engine.state())
+    text = found.text(await front_of(request).engine.state(), len(anyio.get_running_tasks()))
     return Response(text, media_type=CONTENT_TYPE)
 
 
