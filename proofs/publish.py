@@ -6,6 +6,7 @@ Runs `lilo-volume bench --json`. Smaller, to look at: `make prove-publish ARGS="
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,8 @@ from _proof import Proof
 LIMIT_S = 3600.0
 MAX_RATIO = 1.10
 MIN_VERIFY_SHARE = 0.80
+MAX_IMPORT_S = 0.05
+IMPORT = "import time; start = time.process_time(); import lilo_volume; print(time.process_time() - start)"
 MAX_MEMORY_BYTES = 64 * 1024 * 1024
 """Of a node that writes 1 GiB: blocks, thread stacks, messages; not a shard (128 MiB)."""
 
@@ -22,6 +25,8 @@ MAX_MEMORY_BYTES = 64 * 1024 * 1024
 def main() -> None:
     """Run the command, check its figures."""
     proof = Proof("publish")
+    with proof.part("the package imports"), tempfile.TemporaryDirectory() as folder:
+        proof.at_most("import lilo_volume, CPU seconds", import_s(folder), MAX_IMPORT_S)
     with proof.part("the benchmark runs"), tempfile.TemporaryDirectory() as folder:
         run = subprocess.run(
             [sys.executable, "-m", "lilo_volume.cli", "bench", folder, "--json", *sys.argv[1:]],
@@ -61,6 +66,16 @@ def check(proof: Proof, figures: dict) -> None:
     )
     told(proof, "plain write with fsync, GiB/s", figures["gib_per_second_p50"]["plain_fsync"])
     told(proof, "load", figures["load_1m"])
+
+
+def import_s(folder: str) -> float:
+    """The quickest of several: of files compiled before, as an installed package has them."""
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    env["PYTHONPYCACHEPREFIX"] = folder
+    command = [sys.executable, "-c", IMPORT]
+    return min(
+        float(subprocess.check_output(command, env=env, text=True, timeout=60)) for _ in range(15)
+    )
 
 
 def told(proof: Proof, figure: str, measured: float) -> None:
