@@ -12,6 +12,7 @@ import json
 import logging
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from collections import Counter
@@ -119,6 +120,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--protocol", choices=list(PROTOCOLS), action="append")
     options = parser.parse_args()
+    # So that whoever ends this process ends those that it started, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     figures = Figures()
     caught(figures)
     for name in options.protocol or PROTOCOLS:
