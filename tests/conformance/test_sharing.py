@@ -140,6 +140,7 @@ def test_sessions_are_found_by_what_their_clients_said_of_them(served, service):
     ]
     served.post(f"sessions/{ids[0]}/finish", {"reason": {"type": "errored"}, "detail": "boom"})
     rest.assign_session_project(ids[1], "apollo").result(timeout=20)
+    born = served.post("create_session", {"project_id": "gemini"}).json()["session_id"]
 
     def found(**query: object) -> list[str]:
         request = types.SessionSearchRequest.model_validate(query)
@@ -148,6 +149,7 @@ def test_sessions_are_found_by_what_their_clients_said_of_them(served, service):
     assert found(display_name="RUN nightly") == ids[::-1]
     assert found(user_metadata={"team": "red"}) == ids[::-1]
     assert found(project_ids=["apollo"]) == [ids[1]]
+    assert found(project_ids=["gemini"]) == [born]
     failed = {"type": "client_finished", "reasons": ["errored"]}
     assert found(display_name="nightly", statuses=[failed]) == [ids[0]]
     assert found(display_name="nightly", statuses=[{"type": "active"}]) == ids[:0:-1]

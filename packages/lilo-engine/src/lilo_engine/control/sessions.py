@@ -29,6 +29,7 @@ class NewSession:
 
     sdk_version: str = ""
     display_name: str | None = None
+    project_id: str | None = None
     tags: Sequence[str] = ()
     user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -55,6 +56,7 @@ class Sessions:
             display_name=new.display_name,
             tags=list(new.tags),
             user_metadata=dict(new.user_metadata),
+            project_id=new.project_id,
         )
         await self._records.run(lambda session: session.add(row))
         self._last_seen_s[session_id] = now_s

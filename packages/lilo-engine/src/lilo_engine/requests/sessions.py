@@ -79,6 +79,7 @@ async def create_session(request: Request) -> Response:
     new = NewSession(
         sdk_version=wire.sdk_version,
         display_name=wire.display_name,
+        project_id=wire.project_id,
         tags=wire.tags,
         user_metadata=decode.user_metadata(wire.user_metadata),
     )

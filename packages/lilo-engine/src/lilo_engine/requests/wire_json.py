@@ -34,6 +34,7 @@ class CreateSessionBody(_Wire):
     user_metadata: UserMetadata | None = None
     sdk_version: str = ""
     display_name: str | None = None
+    project_id: str | None = None
 
 
 class SessionBody(_Wire):
