@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import NewType, TypeAlias, cast
 
 from lilo_engine.errors import LiloError
@@ -30,6 +31,14 @@ def fingerprint(operation: Operation | CreateModel) -> Fingerprint:
 
 def coalescing_key(loss: str, config: Mapping[str, float | str], *, forward_only: bool) -> bytes:
     """Equal for passes that may run in one command."""
+    return _coalescing_key(loss, tuple(sorted(config.items())), forward_only)
+
+
+@lru_cache(maxsize=1024)
+def _coalescing_key(
+    loss: str, config: tuple[tuple[str, float | str], ...], forward_only: bool
+) -> bytes:
+    # Clients send the same few again and again.
     digest = hashlib.sha256()
     _feed((loss, dict(config), forward_only), digest.update)
     return digest.digest()
