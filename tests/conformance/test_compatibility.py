@@ -34,6 +34,7 @@ def test_every_public_method_of_the_sdk_is_on_the_page(client):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
 def test_the_page_is_what_the_sdk_finds():
     script = ROOT / "scripts" / "make_compatibility.py"
     done = subprocess.run([sys.executable, script, "--check"], timeout=200, check=False)
