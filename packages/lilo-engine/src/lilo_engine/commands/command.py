@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NewType, TypeAlias
+from typing import NewType
+
+from lilo_definitions.lora import TargetGroup
 
 from lilo_engine.operations.datum import Datum
 from lilo_engine.operations.operation import LossConfig, ModelId
@@ -15,7 +17,6 @@ from lilo_engine.operations.reference import CheckpointKind
 from lilo_engine.operations.tensor import Tensor
 
 CaptureId = NewType("CaptureId", str)
-TargetGroup: TypeAlias = Literal["attn", "mlp", "unembed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,7 @@ from lilo_engine.operations.operation import LoraSpec
 
 if TYPE_CHECKING:
     from lilo_definitions import Definition
-
-    from lilo_engine.commands.command import TargetGroup
+    from lilo_definitions.lora import TargetGroup
 
 
 def groups_of(lora: LoraSpec) -> set[TargetGroup]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
-from lilo_engine.commands.command import TargetGroup
+from lilo_definitions.lora import TargetGroup
 
 from lilo_miles_backend.qwen3.shape import ModelShape
 from lilo_miles_backend.ranks.autograd import AutogradContext, AutogradGrads
