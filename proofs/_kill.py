@@ -465,6 +465,8 @@ class Runner:
     def collect(self, *, killed: bool) -> None:
         """Garbage collection, by a process that may be killed; the next one finishes its work."""
         self.tally.collections += 1
+        # The policy has no guard for attempts that may still run, so no node may be left that could commit.
+        self.place.start_round(self.rng)
         if killed:
             self.tally.dead_collections += 1
             process, pipe = fork(
