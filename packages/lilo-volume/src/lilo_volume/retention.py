@@ -44,7 +44,8 @@ class Retention:
     reader_guard_s: float = 900.0
     """Younger checkpoints, and those replaced less long ago, stay: a reader without a lease may just load them."""
     attempt_guard_s: float = 86_400.0
-    """Unpublished attempts younger than this may still run. Longer than any save takes."""
+    """Unpublished attempts younger than this may still run. Longer than any save takes, and than its nodes live on
+    after it: what a node commits late, of an attempt that was collected, has no note any more and is foreign."""
     remove_broken: bool = False
     """Whether published checkpoints that are not what their manifest says are removed; they are never loaded."""
 
