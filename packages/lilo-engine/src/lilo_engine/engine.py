@@ -143,10 +143,10 @@ class Engine:
 
     async def state(self) -> EngineState:
         """What the engine is doing, by progress."""
-        phase = self._phase()
         health, silent_s = await self._health()
+        # All that follows is of one moment: a trainer may have been lost and replaced while it was asked.
         return EngineState(
-            phase=phase,
+            phase=self._phase(),
             epoch=self._supervisor.epoch,
             backend=self._info,
             health=health,
