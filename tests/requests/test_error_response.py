@@ -6,7 +6,7 @@ import json
 
 import httpx
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from lilo_engine import errors
 from lilo_engine.requests import error_response as error_response_module
 from lilo_engine.requests.error_response import error_response, status_of
@@ -66,3 +66,41 @@ async def test_a_fault_of_ours_is_one_500_with_a_number_that_the_log_has_once(ca
     assert [number in record.getMessage() for record in caplog.records] == [True]
     assert missing.status_code == 404
     assert "/not-there" in missing.json()["detail"]
+
+
+async def test_a_client_that_goes_away_in_mid_body_gets_no_answer_and_is_no_fault_of_ours(caplog):
+    app = FastAPI()
+    error_response_module.install(app)
+
+    @app.post("/body")
+    async def body(request: Request) -> None:
+        async for _ in request.stream():
+            pass
+
+    messages = iter(
+        [
+            {"type": "http.request", "body": b"half", "more_body": True},
+            {"type": "http.disconnect"},
+        ]
+    )
+    sent: list[object] = []
+
+    async def receive() -> object:
+        return next(messages)
+
+    async def send(message: object) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "path": "/body",
+        "raw_path": b"/body",
+        "query_string": b"",
+        "headers": [],
+    }
+    await app(scope, receive, send)
+    assert sent == []
+    assert [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []

@@ -13,6 +13,7 @@ import secrets
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -103,6 +104,9 @@ class UnexpectedLayer:
 
         try:
             await self._app(scope, receive, noting)
+        except ClientDisconnect:
+            # Its body never came to an end, so nothing was begun; and nobody is there to hear an answer.
+            _log.debug("%s %s: the client went away", scope["method"], scope["path"])
         except Exception as error:
             if begun or scope["type"] != "http":
                 raise
