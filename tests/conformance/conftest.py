@@ -82,7 +82,9 @@ class Served:
 
 def serve(data_dir: Path, settings: FrontSettings) -> Iterator[Served]:
     """Run a server in a thread."""
-    definition, data = get("tiny"), DataFolder(root=data_dir)
+    # One server for many tests, and few of them end their sessions: a slot for each model of all of them.
+    definition = get("tiny").derive(lora={"slots": 1024})
+    data = DataFolder(root=data_dir)
     data.create()
     control = open_control(data)
     control.keys.create("test", time.time(), key=KEY)
