@@ -52,8 +52,9 @@ def test_the_console_shows_trainer_sampler_queue_lanes_and_models(served: Served
     assert answer.status_code == 200
     state = answer.json()
     assert state["trainer"]["phase"] == state["sampler"]["phase"] == "serving"
-    assert state["queue"] == []
-    assert state["lanes"]["gpu"] == []
+    # Other tests' clients use this server too; nothing of this run waits or runs.
+    busy = [*state["queue"], *state["lanes"]["gpu"]]
+    assert not [entry for entry in busy if run_id in str(entry)]
     assert run_id in [model["model_id"] for model in state["models"]]
 
 

@@ -71,7 +71,8 @@ class Interleavings(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.folder = tempfile.TemporaryDirectory()
+        # A save that is cut off at the end may still be writing in its thread.
+        self.folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         self.portal_context = start_blocking_portal()
         self.portal = self.portal_context.__enter__()
         self.launcher = MemoryLauncher(
