@@ -17,10 +17,9 @@ from lilo_volume.fields import Fields, reject_constant, unique_keys
 from lilo_volume.naming import check_relative, encode
 from lilo_volume.publication import Publication
 
-FORMAT = 2
-"""What is written. Grows when a reader of the previous format could misread a manifest, or would refuse it."""
-OLDEST_FORMAT = 1
-"""What is still read: every format since this one."""
+FORMAT = 1
+"""What is written and read. Grows when a reader of the previous format could misread a manifest, or would refuse it;
+from then on every released format stays readable."""
 MANIFEST_NAME = "manifest.json"
 RECORD_NAME = "attempt.json"
 MAX_BYTES = 64 * 1024 * 1024
@@ -71,8 +70,6 @@ class Manifest:
     """The paths that were declared before, sorted: exactly those of `files`; empty if none were declared."""
     lineage: Mapping[str, str] = field(default_factory=dict[str, str])
     """Where it comes from, as `parent`, `config`, `code`; the caller's, never interpreted."""
-    format: int = FORMAT
-    """In which it was written; format 1 has neither `expected` nor `lineage`."""
 
     @property
     def size_bytes(self) -> int:
@@ -132,13 +129,12 @@ def parse(data: bytes) -> Manifest:
         raise ManifestInvalid(f"not a JSON object in ASCII: {error}") from error
     top = Fields.of(raw, "manifest")
     version = top.integer("format")
-    if not OLDEST_FORMAT <= version <= FORMAT:
+    if version != FORMAT:
         raise ManifestInvalid(
-            f"format {version}, this lilo-volume reads formats {OLDEST_FORMAT} to {FORMAT}; a newer one may have "
-            "written it"
+            f"format {version}, this lilo-volume reads format {FORMAT}; a newer one may have written it"
         )
     claimed = top.text("digest")
-    manifest = _read(top, version)
+    manifest = _read(top)
     if manifest.digest != claimed:
         raise ManifestInvalid(f"self digest is {manifest.digest}, the manifest claims {claimed}")
     if manifest.to_bytes() != data:
@@ -146,7 +142,7 @@ def parse(data: bytes) -> Manifest:
     return manifest
 
 
-def _read(top: Fields, version: int) -> Manifest:
+def _read(top: Fields) -> Manifest:
     where = top.record("publication")
     publication = Publication(
         collection=where.text("collection"),
@@ -164,9 +160,8 @@ def _read(top: Fields, version: int) -> Manifest:
         receipts=tuple(_read_receipt(item) for item in top.records("receipts")),
         metadata=top.texts("metadata"),
         created_unix_ms=top.integer("created_unix_ms"),
-        expected=top.text_list("expected") if version > 1 else (),
-        lineage=top.texts("lineage") if version > 1 else {},
-        format=version,
+        expected=top.text_list("expected"),
+        lineage=top.texts("lineage"),
     )
     top.end()
     _check(manifest)
@@ -223,8 +218,8 @@ def _canonical(value: Mapping[str, Any]) -> bytes:
 
 def _body(manifest: Manifest) -> dict[str, Any]:
     publication = manifest.publication
-    body: dict[str, Any] = {
-        "format": manifest.format,
+    return {
+        "format": FORMAT,
         "publication": {
             "collection": publication.collection,
             "kind": publication.kind,
@@ -249,7 +244,6 @@ def _body(manifest: Manifest) -> dict[str, Any]:
         ],
         "metadata": dict(manifest.metadata),
         "created_unix_ms": manifest.created_unix_ms,
+        "expected": list(manifest.expected),
+        "lineage": dict(manifest.lineage),
     }
-    if manifest.format > 1:
-        body |= {"expected": list(manifest.expected), "lineage": dict(manifest.lineage)}
-    return body
