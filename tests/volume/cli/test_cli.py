@@ -66,6 +66,32 @@ def test_pins_are_shown_and_hold_against_gc(volume, publish, ask):
     assert [item.publication.name for item in catalogue(volume)] == ["s2"]
 
 
+def test_a_quarantined_checkpoint_is_shown_and_is_not_the_latest(volume, publish, ask):
+    for number in range(2):
+        publish(f"s{number}", {"a": b"1"}, order=number)
+    assert ask("quarantine", volume.root, RUN, "weights", "s1", "--note", "NaN")[0] == GOOD
+    shown = {i["name"]: i["quarantined"] for i in ask("ls", volume.root)[1]["checkpoints"]}
+    assert shown == {"s0": False, "s1": True}
+    assert [item["name"] for item in ask("latest", volume.root)[1]["latest"]] == ["s0"]
+    assert ask("verify", volume.root)[0] == WRONG
+    assert ask("release", volume.root, RUN, "weights", "s1")[0] == GOOD
+    assert ask("release", volume.root, RUN, "weights", "s1")[0] == WRONG
+    assert ask("verify", volume.root)[0] == GOOD
+
+
+def test_a_share_of_the_files_is_verified_and_one_bad_file_is_found_in_the_end(
+    volume, publish, ask
+):
+    checkpoint = publish("one", dict.fromkeys("abcd", b"1"))
+    (checkpoint.folder / "c").write_bytes(b"2")
+    codes = [ask("verify", volume.root, "--share", "0.25")[0] for _ in range(100)]
+    # One of four files each time: the chance that a hundred draws all miss it, or all hit it, is below 1e-12.
+    assert set(codes) == {GOOD, WRONG}
+    with pytest.raises(SystemExit) as caught:
+        ask("verify", volume.root, "--share", "0")
+    assert caught.value.code == USAGE
+
+
 def test_gc_dry_run_changes_nothing_and_tells_the_same(volume, publish, ask):
     for number in range(3):
         publish(f"s{number}", {"a": b"1"}, order=number)

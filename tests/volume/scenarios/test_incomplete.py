@@ -11,10 +11,13 @@ from lilo_volume import (
     Retention,
     Target,
     adopt,
+    catalogue,
     collect_garbage,
     latest,
     open_named,
     push,
+    quarantine,
+    release,
     survey,
 )
 from lilo_volume.faults import Fault, Faults
@@ -176,6 +179,37 @@ def test_a20_a_shard_of_the_right_size_with_wrong_bytes_is_found_and_named(clust
     assert any(path.startswith("run/weights/20/") for path in cluster.committed())
     with pytest.raises(CheckpointCorrupt):
         open_named(cluster.reader(), "run", "weights", "20", verify="full")
+
+
+def test_a20_a_bad_checkpoint_is_quarantined_so_it_is_kept_and_never_loaded_until_it_is_released(
+    cluster,
+):
+    cluster.saved("10")
+    cluster.saved("20")
+    volume = cluster.reader()
+    assert quarantine(volume, "run", "weights", "20", note="NaN three steps after every load")
+    assert not quarantine(volume, "run", "weights", "20")
+    for level in ("names", "size", "full"):
+        found = latest(cluster.reader(), "run", "weights", verify=level)
+        assert found.checkpoint.publication.name == "10"
+        assert "quarantined" in found.skipped[0].why
+        with pytest.raises(CheckpointCorrupt):
+            open_named(cluster.reader(), "run", "weights", "20", verify=level)
+    # No policy removes it, and what stands in for it counts as the newest.
+    unkind = Retention(keep_last=1, reader_guard_s=0, attempt_guard_s=0, remove_broken=True)
+    collect_garbage(volume, unkind)
+    assert {item.publication.name for item in catalogue(cluster.reader())} == {"10", "20"}
+    assert release(volume, "run", "weights", "20")
+    assert not release(volume, "run", "weights", "20")
+    assert cluster.latest().checkpoint.publication.name == "20"
+
+
+def test_a20_what_overwrites_a_quarantined_checkpoint_can_be_loaded(volume, publish):
+    publish("20", {"a": b"bad"})
+    quarantine(volume, "run:train:0", "weights", "20")
+    publish("20", {"a": b"good"}, overwrite=True)
+    good = open_named(volume, "run:train:0", "weights", "20", verify="full")
+    assert (good.folder / "a").read_bytes() == b"good"
 
 
 def test_a24_no_checkpoint_at_all_is_said_with_what_there_is(cluster):

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from lilo_volume.holding import held_latest
     from lilo_volume.leases import Lease, lease
     from lilo_volume.pins import is_pinned, pin, unpin
+    from lilo_volume.quarantines import quarantine, release
     from lilo_volume.restore import Latest, Skipped, latest, open_named, resume
     from lilo_volume.retention import Candidate, Decision, Retention
     from lilo_volume.transfer import Progress
@@ -140,6 +141,8 @@ __all__ = [
     "plan_garbage",
     "pull",
     "push",
+    "quarantine",
+    "release",
     "remove",
     "remove_named",
     "resume",
@@ -178,6 +181,8 @@ _LATER = {
     "lease": "leases",
     "open_named": "restore",
     "pin": "pins",
+    "quarantine": "quarantines",
+    "release": "quarantines",
     "plan_garbage": "gc",
     "pull": "exchange",
     "push": "exchange",

@@ -203,10 +203,13 @@ class _Collection:
         }
         leased = {folder_of(m) for m in marks if m.kind == "lease" and m.runs(self._now)}
         pinned = {m.home for m in marks if m.kind == "pin"}
+        quarantined = {folder_of(m) for m in marks if m.kind == "quarantine"}
         out: dict[str, str] = {}
         for decision in wanted:
             item = decision.candidate
-            if item.folder in leased:
+            if item.folder in quarantined:
+                out[item.folder] = "it was quarantined meanwhile"
+            elif item.folder in leased:
                 out[item.folder] = "a reader has leased it meanwhile"
             elif home_of(item.folder) in pinned and item.state in ("published", "broken"):
                 out[item.folder] = "it was pinned meanwhile"

@@ -1,10 +1,10 @@
-"""Marks: small files beside the attempts of a name that say how long they stay: pins, leases, ends of life, dooms.
+"""Marks: small files beside the attempts of a name that say how long they stay, as pins and leases do.
 
 A mark's file name says all there is to decide by, so that one listing tells every mark; its content is for people.
 Marks are never changed, only made and removed, and each has a name of its own, so that no two makers can undo each
 other's. They lie in the name's folder, where no attempt can have such a name: COLLECTION/KIND/NAME/.KIND-....
 
-Used by `pins.py`, `leases.py`, `ttl.py` and `gc.py`.
+Used by `pins.py`, `quarantines.py`, `leases.py`, `ttl.py` and `gc.py`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from lilo_volume.naming import decode, encode
 from lilo_volume.steps import Steps
 from lilo_volume.volume import Entry, Volume
 
-MarkKind: TypeAlias = Literal["pin", "lease", "ttl", "doom"]
+MarkKind: TypeAlias = Literal["pin", "lease", "ttl", "doom", "quarantine"]
 NEVER = 0
 """As `expires_unix_ms`: it does not end by itself."""
 _NAME = re.compile(
-    r"\.(?P<kind>pin|lease|ttl|doom)-(?P<attempt>.+)-(?P<created>\d{1,15})-(?P<expires>\d{1,15})"
+    r"\.(?P<kind>pin|lease|ttl|doom|quarantine)-(?P<attempt>.+)-(?P<created>\d{1,15})-(?P<expires>\d{1,15})"
     r"-(?P<id>[0-9a-f]{16})"
 )
 _DEPTH = 3

@@ -2,7 +2,7 @@
 
 What holds whatever the policy says:
 - the newest verified checkpoint of a collection and kind stays, unless the end of its own life was set;
-- a pinned one stays, and one that a reader has leased;
+- a pinned one stays, one that is quarantined, and one that a reader has leased;
 - an attempt that may still run stays;
 - what lilo-volume did not make stays.
 """
@@ -92,6 +92,7 @@ class Candidate:
     checkpoint: Checkpoint | None = None
     """Published ones that can be read."""
     pinned: bool = False
+    quarantined: bool = False
     leased_until_unix_ms: int = 0
     expires_unix_ms: int | None = None
     """End of its life, if one is set."""
@@ -175,6 +176,8 @@ class _Rules:
     def _held(self, item: Candidate) -> str | None:
         if item.pinned and item.state in ("published", "broken"):
             return "it is pinned"
+        if item.quarantined:
+            return "it is quarantined"
         if item.leased_until_unix_ms > self._now:
             return (
                 f"a reader holds it for {(item.leased_until_unix_ms - self._now) / 1000:.0f} s more"

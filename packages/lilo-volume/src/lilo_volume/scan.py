@@ -14,6 +14,8 @@ from lilo_volume.volume import Entry, Volume
 
 _DEPTH = 4
 """Collection, kind, name, attempt."""
+_QUARANTINE = ".quarantine-"
+"""How the mark of a quarantined attempt begins (`marks.py`, which is not imported here: few need it at once)."""
 _LOOKS = 20
 """Listings until two in a row agree; each publication or removal meanwhile costs one more."""
 
@@ -29,6 +31,8 @@ class Found:
     manifest: Manifest | None
     fault: str | None
     """Why there is no manifest though there is a manifest file; None also when there is no such file."""
+    quarantined: bool = False
+    """Whether somebody said that it must not be loaded."""
 
     @property
     def published(self) -> bool:
@@ -88,19 +92,23 @@ def _manifests(entries: Iterable[Entry]) -> set[str]:
 
 def _told(volume: Volume, entries: Iterable[Entry]) -> list[Found]:
     folders: dict[str, dict[str, int]] = {}
+    quarantined: set[str] = set()
     for entry in entries:
         parts = entry.path.split("/", _DEPTH)
         if len(parts) > _DEPTH:
             sizes = folders.setdefault("/".join(parts[:_DEPTH]), {})
             sizes[parts[_DEPTH]] = entry.size_bytes
+        elif parts[-1].startswith(_QUARANTINE):
+            attempt = parts[-1].removeprefix(_QUARANTINE).rsplit("-", 3)[0]
+            quarantined.add("/".join([*parts[:-1], attempt]))
     return [
         found
         for folder, sizes in sorted(folders.items())
-        if (found := _look(volume, folder, sizes)) is not None
+        if (found := _look(volume, folder, sizes, folder in quarantined)) is not None
     ]
 
 
-def _look(volume: Volume, folder: str, sizes: Mapping[str, int]) -> Found | None:
+def _look(volume: Volume, folder: str, sizes: Mapping[str, int], quarantined: bool) -> Found | None:
     manifest, fault = None, None
     if MANIFEST_NAME in sizes:
         try:
@@ -111,7 +119,9 @@ def _look(volume: Volume, folder: str, sizes: Mapping[str, int]) -> Found | None
             return None  # removed since it was listed
         except ManifestInvalid as error:
             fault = f"manifest: {error}"
-    return Found(folder=folder, sizes=sizes, manifest=manifest, fault=fault)
+    return Found(
+        folder=folder, sizes=sizes, manifest=manifest, fault=fault, quarantined=quarantined
+    )
 
 
 def newest(found: list[Found]) -> Found | None:

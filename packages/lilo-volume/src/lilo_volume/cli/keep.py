@@ -1,4 +1,4 @@
-"""The commands that keep a volume in order: `gc`, `pin`, `unpin`. They never remove the newest verified checkpoint."""
+"""The commands that keep a volume in order: `gc`, `pin`, `unpin`, `quarantine`, `release`. They never remove the newest verified checkpoint."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from lilo_volume.cli.output import GOOD, WRONG, say, say_json, say_table, size_t
 from lilo_volume.cli.root import add_name, add_root, add_selection
 from lilo_volume.gc import Collected, collect_garbage
 from lilo_volume.pins import pin, unpin
+from lilo_volume.quarantines import quarantine, release
 from lilo_volume.retention import Decision, Retention
 from lilo_volume.volume import Volume
 
@@ -67,6 +68,15 @@ def add_commands(commands: Subparsers[argparse.ArgumentParser]) -> None:
     loose = commands.add_parser("unpin", help="let the rules decide about a checkpoint again")
     add_root(loose, _unpin)
     add_name(loose)
+    bar = commands.add_parser(
+        "quarantine", help="keep a checkpoint that was found bad, and let nobody load it"
+    )
+    add_root(bar, _quarantine)
+    add_name(bar)
+    bar.add_argument("--note", default="", help="why, for people")
+    free = commands.add_parser("release", help="let a quarantined checkpoint be loaded again")
+    add_root(free, _release)
+    add_name(free)
 
 
 def _gc(volume: Volume, arguments: argparse.Namespace) -> int:
@@ -142,20 +152,33 @@ def _describe(item: Decision) -> dict[str, object]:
 
 def _pin(volume: Volume, arguments: argparse.Namespace) -> int:
     pin(volume, arguments.collection, arguments.kind, arguments.name, note=arguments.note)
-    return _say_pinned(arguments, pinned=True, changed=True)
+    return _say_kept(arguments, "pinned", now=True, changed=True)
 
 
 def _unpin(volume: Volume, arguments: argparse.Namespace) -> int:
     changed = unpin(volume, arguments.collection, arguments.kind, arguments.name)
-    return _say_pinned(arguments, pinned=False, changed=changed)
+    return _say_kept(arguments, "pinned", now=False, changed=changed)
 
 
-def _say_pinned(arguments: argparse.Namespace, *, pinned: bool, changed: bool) -> int:
+def _quarantine(volume: Volume, arguments: argparse.Namespace) -> int:
+    where = (arguments.collection, arguments.kind, arguments.name)
+    changed = quarantine(volume, *where, note=arguments.note)
+    _say_kept(arguments, "quarantined", now=True, changed=changed)
+    return GOOD
+
+
+def _release(volume: Volume, arguments: argparse.Namespace) -> int:
+    changed = release(volume, arguments.collection, arguments.kind, arguments.name)
+    return _say_kept(arguments, "quarantined", now=False, changed=changed)
+
+
+def _say_kept(arguments: argparse.Namespace, what: str, *, now: bool, changed: bool) -> int:
+    """Say whether a checkpoint is pinned, or quarantined, `now`; nothing was to be undone: something is wrong."""
     label = f"{arguments.collection}/{arguments.kind}/{arguments.name}"
     if arguments.json:
-        say_json({"label": label, "pinned": pinned, "changed": changed})
-    elif changed:
-        say(f"{label} is {'pinned' if pinned else 'no longer pinned'}")
+        say_json({"label": label, what: now, "changed": changed})
+    elif now:
+        say(f"{label} is {what}")
     else:
-        say(f"{label} was not pinned")
+        say(f"{label} {'is no longer' if changed else 'was not'} {what}")
     return GOOD if changed else WRONG

@@ -22,6 +22,7 @@ from lilo_volume.cli.output import (
 from lilo_volume.cli.root import add_root, add_selection
 from lilo_volume.manifest import attempt_folder
 from lilo_volume.marks import marks_of
+from lilo_volume.naming import encode
 from lilo_volume.restore import Skipped, newest_good
 from lilo_volume.scan import newest, scan
 from lilo_volume.transfer import Progress, Tell
@@ -50,6 +51,20 @@ def add_commands(commands: Subparsers[argparse.ArgumentParser]) -> None:
             default="full",
             help="names: files are there; size: and as long; full: and of their digest (default)",
         )
+    check.add_argument(
+        "--share",
+        type=_share,
+        default=1.0,
+        metavar="X",
+        help="of the files, how many the level full reads, drawn anew each time, in (0, 1] (default 1)",
+    )
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not in (0, 1]")
+    return value
 
 
 def _survey(volume: Volume, arguments: argparse.Namespace) -> Survey:
@@ -58,12 +73,18 @@ def _survey(volume: Volume, arguments: argparse.Namespace) -> Survey:
 
 def _ls(volume: Volume, arguments: argparse.Namespace) -> int:
     found = _survey(volume, arguments)
-    pinned = {mark.home for mark in marks_of(volume.list_committed("")) if mark.kind == "pin"}
+    marks = marks_of(volume.list_committed(""))
+    pinned = {mark.home for mark in marks if mark.kind == "pin"}
+    barred = {f"{mark.home}/{encode(mark.attempt)}" for mark in marks if mark.kind == "quarantine"}
     if arguments.json:
         say_json(
             {
                 "checkpoints": [
-                    {**describe(item), "pinned": _home(item) in pinned}
+                    {
+                        **describe(item),
+                        "pinned": _home(item) in pinned,
+                        "quarantined": attempt_folder(item.publication) in barred,
+                    }
                     for item in found.checkpoints
                 ],
                 "leftovers": [describe_leftover(item) for item in found.leftovers],
@@ -77,7 +98,10 @@ def _ls(volume: Volume, arguments: argparse.Namespace) -> int:
                 time_text(item.manifest.created_unix_ms),
                 size_text(item.size_bytes),
                 str(len(item.manifest.files)),
-                "pinned" if _home(item) in pinned else "",
+                _kept(
+                    pinned=_home(item) in pinned,
+                    quarantined=attempt_folder(item.publication) in barred,
+                ),
             )
             for item in found.checkpoints
         ]
@@ -87,6 +111,13 @@ def _ls(volume: Volume, arguments: argparse.Namespace) -> int:
         left = [(i.label, i.state, size_text(i.size_bytes), i.why) for i in found.leftovers]
         say_table(("LEFTOVER", "STATE", "SIZE", "WHY"), left)
     return WRONG if any(left.state == "broken" for left in found.leftovers) else GOOD
+
+
+def _kept(*, pinned: bool, quarantined: bool) -> str:
+    """The last column of `ls`."""
+    return ", ".join(
+        word for word, held in (("pinned", pinned), ("quarantined", quarantined)) if held
+    )
 
 
 def _home(item: Checkpoint) -> str:
@@ -140,7 +171,7 @@ def _verify(volume: Volume, arguments: argparse.Namespace) -> int:
     with Bar("verify", shown=not arguments.json) as bar:
         tells = _one_after_another(everything.checkpoints, bar)
         for item, tell in zip(everything.checkpoints, tells, strict=True):
-            fault = _fault_of(volume, item, arguments.level, tell)
+            fault = _fault_of(volume, item, arguments.level, arguments.share, tell)
             if fault is not None:
                 faults[item.label] = fault
     labels = sorted(sizes.keys() | faults.keys())
@@ -161,9 +192,13 @@ def _verify(volume: Volume, arguments: argparse.Namespace) -> int:
     return WRONG if faults else GOOD
 
 
-def _fault_of(volume: Volume, item: Checkpoint, level: Verify, tell: Tell) -> str | None:
+def _fault_of(
+    volume: Volume, item: Checkpoint, level: Verify, share: float, tell: Tell
+) -> str | None:
     found = newest(scan(volume, _home(item)))
-    return "it was removed" if found is None else find_fault(volume, found, level, tell=tell)
+    if found is None:
+        return "it was removed"
+    return find_fault(volume, found, level, share=share, tell=tell)
 
 
 def _one_after_another(items: Sequence[Checkpoint], bar: Bar) -> Iterator[Tell]:
