@@ -146,6 +146,26 @@ class SecretRow(Base):
     value: Mapped[str]
 
 
+class LeaseRow(Base):
+    """Which engine these records belong to (`lease.py`)."""
+
+    __tablename__ = "leases"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    epoch: Mapped[int] = mapped_column(sa.BigInteger)
+    """One higher with each engine that takes the lease."""
+    beat: Mapped[int] = mapped_column(sa.BigInteger)
+    """One higher with each renewal."""
+    held: Mapped[bool]
+    """False once the engine gave it back."""
+    holder: Mapped[str]
+    """The engine, in words."""
+    process: Mapped[str]
+    """Its process, as `place pid start`; the machine it is on can tell by that whether it is alive."""
+    address: Mapped[str | None]
+    """Where fronts reach it; NULL: its own process answers clients, and no front can."""
+
+
 class Records:
     """The database of one server."""
 
