@@ -266,6 +266,19 @@ def test_progress_is_a_line():
     assert size_text(3 * 1024**3) == "3.0 GiB"
 
 
+def test_a_benchmark_that_is_terminated_leaves_nothing_behind(tmp_path):
+    command = [sys.executable, "-m", "lilo_volume.cli", "bench", str(tmp_path)]
+    with subprocess.Popen(
+        [*command, "--size", "64MiB", "--passes", "1000"], stderr=subprocess.PIPE, text=True
+    ) as run:
+        assert run.stderr is not None
+        assert run.stderr.readline().startswith("pass 0")
+        run.terminate()
+        run.stderr.read()  # closed once the nodes are gone, too
+        assert run.wait(timeout=30) == 143
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_bench_prints_one_object_whose_first_figure_counts(tmp_path, ask):
     code, figures = ask("bench", tmp_path, "--size", "32MiB", "--shards", "4", "--passes", "1")
     assert code == GOOD

@@ -1,7 +1,7 @@
-"""Random histories of saves, crashes, damage, pins, leases, lives and collections, against a model of what must be.
+"""Random histories of saves, crashes, damage, pins, quarantines, leases, lives and collections, against a model of what must be.
 
-Invariants: while a verified checkpoint of a series is there, one stays there (I6); what is pinned, leased, running or
-foreign stays; the newest verified is what readers get; and files do not pile up (I9).
+Invariants: while a verified checkpoint of a series is there, one stays there (I6); what is pinned, quarantined, leased,
+running or foreign stays; the newest verified is what readers get; and files do not pile up (I9).
 """
 
 import contextlib
@@ -31,6 +31,8 @@ from lilo_volume import (
     latest,
     lease,
     pin,
+    quarantine,
+    release,
     remove,
     set_expiry,
     unpin,
@@ -92,6 +94,8 @@ class History(RuleBasedStateMachine):
         self.good = {}
         """Published and whole, by (collection, name): (order, checkpoint)."""
         self.pinned = set()
+        self.barred = {}
+        """Whole, but quarantined, as `good`."""
         self.leased = []
         self.alive = []
         self.expires = {}
@@ -129,6 +133,7 @@ class History(RuleBasedStateMachine):
         checkpoint = attempt.publish(expected=FILES)
         where = checkpoint.publication
         self.good[where.collection, where.name] = checkpoint
+        self.barred.pop((where.collection, where.name), None)
 
     def newest(self, collection):
         found = [c for (its, _), c in self.good.items() if its == collection]
@@ -153,6 +158,7 @@ class History(RuleBasedStateMachine):
         found = latest(self.volume, collection, "weights", verify="full").checkpoint
         if found is not None and found.publication.order == self.order:
             self.good[collection, name] = found
+            self.barred.pop((collection, name), None)
         else:
             assert self.good.get((collection, name)) == before
 
@@ -217,6 +223,22 @@ class History(RuleBasedStateMachine):
         )
         self.pinned.discard((collection, name))
 
+    @rule(number=PICKS)
+    def quarantine(self, number):
+        key, checkpoint = self.picked(number)
+        if checkpoint is not None:
+            assert quarantine(self.volume, key[0], "weights", key[1])
+            self.barred[key] = self.good.pop(key)
+
+    @rule(collection=COLLECTIONS, name=NAMES)
+    def let_out(self, collection, name):
+        checkpoint = self.barred.pop((collection, name), None)
+        released = release(self.volume, collection, "weights", name)
+        # The mark of what was overwritten may still be there.
+        assert released or checkpoint is None
+        if checkpoint is not None:
+            self.good[collection, name] = checkpoint
+
     @rule(target=leases, number=PICKS)
     def lease(self, number):
         _, checkpoint = self.picked(number)
@@ -268,6 +290,8 @@ class History(RuleBasedStateMachine):
             must_stay = newest[collection]
             assert must_stay is not checkpoint, "the newest verified was removed"
             del self.good[collection, name]
+        for checkpoint in self.barred.values():
+            assert self.is_there(checkpoint), "a quarantined checkpoint was removed"
         for since, attempt in self.alive:
             if self.now - since < GUARD_S * 1000:
                 assert (attempt.folder / "x").exists(), "an attempt that runs was removed"
@@ -327,8 +351,9 @@ class History(RuleBasedStateMachine):
         for collection in ("one", "two"):
             assert newest[collection] is None or newest[collection].publication.attempt in kept
         self.good = {key: self.good[key] for key in kept.values()}
-        most = len(kept) + len(self.leased) + len(self.pinned)
-        marks = len(self.leased) + len(self.pinned) + len(self.expires)
+        barred = len(self.barred)
+        most = len(kept) + len(self.leased) + len(self.pinned) + barred
+        marks = len(self.leased) + len(self.pinned) + len(self.expires) + barred
         assert len(self.volume.list_committed("")) <= most * FILES_OF_ONE + marks
 
     @invariant()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
+from typing import NoReturn
 
 from lilo_volume.cli import bench, doctor, keep, look, move
 from lilo_volume.cli.output import USAGE, WRONG, complain
@@ -12,10 +15,14 @@ from lilo_volume.cli.root import opened
 from lilo_volume.errors import InvalidPath, VolumeError
 
 INTERRUPTED = 130
+TERMINATED = 143
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+    """Run one command; returns the exit code. Without `argv`: those of this process, which is the command's alone."""
+    if argv is None:
+        # So that temporary folders and processes of a long command go when it is ended, as they do at Ctrl-C.
+        signal.signal(signal.SIGTERM, _end)
     arguments = _parser().parse_args(argv)
     try:
         return _run(arguments)
@@ -27,6 +34,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return USAGE
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _end(_number: int, _frame: FrameType | None) -> NoReturn:
+    sys.exit(TERMINATED)
 
 
 def _parser() -> argparse.ArgumentParser:
