@@ -4,7 +4,7 @@ A proof is `proofs/NAME.py`: it measures, prints one JSON object per figure, and
 """
 
 import ast
-import subprocess
+import os
 import sys
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def first_line(name: str) -> str:
 
 
 def main() -> int:
-    """List without an argument; with one, run that proof and hand on its exit code."""
+    """List without an argument; with one, become that proof."""
     known = names()
     if len(sys.argv) == 1:
         width = max(map(len, known), default=0)
@@ -35,7 +35,9 @@ def main() -> int:
     if name not in known:
         print(f"there is no proof {name!r}; there are: {', '.join(known)}", file=sys.stderr)
         return 2
-    return subprocess.call([sys.executable, str(PROOFS / f"{name}.py"), *sys.argv[2:]], cwd=ROOT)
+    # In place of this process, so that whoever ends it ends the proof.
+    os.chdir(ROOT)
+    os.execv(sys.executable, [sys.executable, str(PROOFS / f"{name}.py"), *sys.argv[2:]])
 
 
 if __name__ == "__main__":
