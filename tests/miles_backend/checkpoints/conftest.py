@@ -1,5 +1,7 @@
 """An adapter of the tiny model with nothing zero in it, and a volume to publish it to."""
 
+import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from lilo_engine.commands.command import Destination
 from lilo_engine.operations.operation import LoraSpec
 from lilo_engine.operations.reference import CheckpointKind
 from lilo_miles_backend.adapter_state import AdapterState
+from lilo_miles_backend.shards import shard
 from lilo_volume import LocalVolume
 
 LAYERS, HIDDEN, HEADS, KV, INNER, VOCAB = 4, 128, 128, 64, 384, 260
@@ -24,11 +27,13 @@ LINEARS = {
 """Input and output features of the linears of one layer of the tiny model."""
 
 
-def make_state(*, lora_rank: int = 8, unembed: bool = True, seed: int | None = 7) -> AdapterState:
+def make_state(
+    *, lora_rank: int = 8, unembed: bool = True, seed: int | None = 7, layers: int = LAYERS
+) -> AdapterState:
     draw = torch.Generator().manual_seed(1)
     shapes = {
         f"model.layers.{layer}.{name}": sizes
-        for layer in range(LAYERS)
+        for layer in range(layers)
         for name, sizes in LINEARS.items()
     }
     if unembed:
@@ -84,3 +89,58 @@ def volume(tmp_path: Path) -> LocalVolume:
 @pytest.fixture(scope="session")
 def tiny_folder() -> Path:
     return resolve_source("package:lilo_definitions/data/tiny")
+
+
+ROW_PARALLEL = ("o_proj", "down_proj")
+"""Linears whose input is cut over tensor-parallel ranks; of the others, the output is."""
+
+
+def part_of(state: AdapterState, tp_rank: int, tp: int) -> AdapterState:
+    """What tensor-parallel rank `tp_rank` of `tp` holds of a whole state."""
+    shards = {
+        name: shard((tensor.shape[0], tensor.shape[1]), _cut_dim(name), tp_rank, tp)
+        for name, tensor in state.weights.items()
+    }
+
+    def cut(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: tensor[shards[name].index].clone() for name, tensor in tensors.items()}
+
+    return dataclasses.replace(
+        state,
+        weights=cut(state.weights),
+        exp_avg=cut(state.exp_avg),
+        exp_avg_sq=cut(state.exp_avg_sq),
+        shards={name: part for name, part in shards.items() if part.dim is not None},
+    )
+
+
+def placed(tp_rank: int, tp: int):
+    """The `place` of a rank that wants its part, as `load_training` takes it."""
+
+    def place(base_model, spec, shapes):
+        return {name: shard(full, _cut_dim(name), tp_rank, tp) for name, full in shapes.items()}
+
+    return place
+
+
+def _cut_dim(name: str) -> int | None:
+    module, _, factor = name.rpartition(".")
+    if module.rpartition(".")[2] in ROW_PARALLEL:
+        return 1 if factor == "lora_A" else None
+    return 0 if factor == "lora_B" else None
+
+
+def assert_equal_states(one: AdapterState, other: AdapterState) -> None:
+    """Bit for bit, and detached float32 on the CPU."""
+    assert (one.base_model, one.spec, one.optimizer_step) == (
+        other.base_model,
+        other.spec,
+        other.optimizer_step,
+    )
+    for part in ("weights", "exp_avg", "exp_avg_sq"):
+        ours, theirs = getattr(one, part), getattr(other, part)
+        assert ours.keys() == theirs.keys()
+        for name, tensor in ours.items():
+            assert torch.equal(tensor, theirs[name]), name
+            assert (theirs[name].dtype, theirs[name].device.type) == (torch.float32, "cpu")
+            assert not theirs[name].requires_grad

@@ -21,7 +21,11 @@ from lilo_volume import Attempt, SoloGroup, begin, catalogue, open_named
 from lilo_volume.testing import run_ranks
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
 
-from tests.miles_backend.checkpoints.conftest import destination, make_state
+from tests.miles_backend.checkpoints.conftest import (
+    assert_equal_states,
+    destination,
+    make_state,
+)
 
 REF = CheckpointRef(run_id="0ab:train:0", kind="weights", name="one")
 PARTS = ("weights", "exp_avg", "exp_avg_sq")
@@ -29,21 +33,6 @@ PARTS = ("weights", "exp_avg", "exp_avg_sq")
 
 def save(volume, state, **options):
     return persist_training(volume, SoloGroup(), state, destination(**options))
-
-
-def assert_equal_states(one, other):
-    assert (one.base_model, one.spec, one.optimizer_step) == (
-        other.base_model,
-        other.spec,
-        other.optimizer_step,
-    )
-    for part in PARTS:
-        ours, theirs = getattr(one, part), getattr(other, part)
-        assert ours.keys() == theirs.keys()
-        for name, tensor in ours.items():
-            assert torch.equal(tensor, theirs[name]), name
-            assert (theirs[name].dtype, theirs[name].device.type) == (torch.float32, "cpu")
-            assert not theirs[name].requires_grad
 
 
 @pytest.mark.parametrize("seed", [7, None])

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from lilo_engine.errors import CommandFailed
 from torch.distributed.checkpoint import filesystem, metadata
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import (
     FileSystemReader,
     _StorageInfo,  # pyright: ignore[reportPrivateUsage] - the record of a file slice
 )
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import ReadItem
+
+from lilo_miles_backend.checkpoints.planners import ShardLoadPlanner
+from lilo_miles_backend.shards import FactorShard
 
 _CLASSES: Mapping[tuple[str, str], object] = {
     **{
@@ -85,21 +86,16 @@ def shapes_of(found: Metadata) -> dict[str, tuple[int, ...]]:
     }
 
 
-class _TensorsOnly(DefaultLoadPlanner):
-    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Refuse: torch would unpickle the bytes without an allow-list."""
-        raise CommandFailed(f"{read_item.dest_index.fqn} is no tensor")
-
-
-def load_tensors(folder: Path, found: Metadata, names: Collection[str]) -> dict[str, torch.Tensor]:
-    """Read the tensors of these names, float32 on the CPU, whole whatever layout wrote them.
+def load_tensors(
+    folder: Path, found: Metadata, wanted: Mapping[str, FactorShard]
+) -> dict[str, torch.Tensor]:
+    """Read the tensors of these names, float32 on the CPU: the part of each that is wanted, whatever layout wrote it.
 
     Raises:
         CommandFailed: a file does not hold what `.metadata` says.
     """
-    shapes = shapes_of(found)
-    state = {name: torch.empty(shapes[name], dtype=torch.float32) for name in names}
-    planner, reader = _TensorsOnly(flatten_state_dict=False), FileSystemReader(folder)
+    state = {name: torch.empty(shard.shape, dtype=torch.float32) for name, shard in wanted.items()}
+    planner, reader = ShardLoadPlanner(wanted), FileSystemReader(folder)
     try:
         planner.set_up_planner(state, found, True)
         reader.set_up_storage_reader(found, True)
@@ -122,14 +118,34 @@ def _fault(found: Metadata, sizes: Mapping[str, int]) -> str | None:
             return f"{name} is {tensor.properties.dtype}, expected float32"
         if not isinstance(tensor.size, torch.Size) or not 0 < tensor.size.numel() <= MAX_ELEMENTS:
             return f"{name} has the impossible shape {tensor.size!r}"
-        if sum(chunk.sizes.numel() for chunk in tensor.chunks) != tensor.size.numel():
-            return f"the pieces of {name} do not add up to its shape {list(tensor.size)}"
+        if not _tiles(tensor):
+            return f"the pieces of {name} do not make up its shape {list(tensor.size)}"
         if any(
             (MetadataIndex(name, chunk.offsets)) not in found.storage_data
             for chunk in tensor.chunks
         ):
             return f"no file holds all of {name}"
     return _slices_fault(found.storage_data, sizes)
+
+
+def _tiles(tensor: TensorStorageMetadata) -> bool:
+    """Whether the pieces follow each other along one dimension and fill the tensor.
+
+    What no piece fills would be whatever was in memory.
+    """
+    chunks = sorted(tensor.chunks, key=lambda chunk: tuple(chunk.offsets))
+    full = tuple(tensor.size)
+    cut = next((d for d, size in enumerate(chunks[0].sizes) if size != full[d]), 0) if chunks else 0
+    end = 0
+    for chunk in chunks:
+        sizes, offsets = list(chunk.sizes), list(chunk.offsets)
+        if len(sizes) != len(full) or len(offsets) != len(full) or offsets[cut] != end:
+            return False
+        end += sizes[cut]
+        sizes[cut], offsets[cut] = full[cut], 0
+        if tuple(sizes) != full or any(offsets):
+            return False
+    return end == full[cut]
 
 
 def _slices_fault(slices: Mapping[object, object], sizes: Mapping[str, int]) -> str | None:

@@ -9,21 +9,31 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
 import torch
-from lilo_volume import Attempt, Group, decided_by_rank_zero, done_by_every_rank
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from lilo_volume import Attempt, Group, PublishRefused, decided_by_rank_zero, done_by_every_rank
 from torch.distributed.checkpoint.filesystem import (
     CURRENT_DCP_VERSION,
     DEFAULT_SUFFIX,
     _StorageInfo,  # pyright: ignore[reportPrivateUsage] - the reader's record of a file slice
 )
-from torch.distributed.checkpoint.metadata import STATE_DICT_TYPE, Metadata, StorageMeta
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import (
+    SavePlan,
+    SavePlanner,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
+
+from lilo_miles_backend.adapter_state import uncovered
+from lilo_miles_backend.checkpoints.planners import ShardSavePlanner
+from lilo_miles_backend.shards import FactorShard
 
 METADATA_NAME = ".metadata"
 
@@ -84,25 +94,30 @@ class AttemptWriter(StorageWriter):
         return isinstance(checkpoint_id, Path)
 
 
-def save_state_dict(attempt: Attempt, group: Group, state: STATE_DICT_TYPE) -> set[str] | None:
-    """Write `state` (tensors by name; on every rank the same names, whole or sharded) into `attempt`.
+def save_state_dict(
+    attempt: Attempt,
+    group: Group,
+    state: Mapping[str, torch.Tensor],
+    shards: Mapping[str, FactorShard],
+) -> set[str] | None:
+    """Write `state` (2-D tensors by name, what this rank holds of each) into `attempt`; replicas are written once.
 
     Returns on rank 0 the files that were written over all ranks, None on others.
 
     Raises:
-        VolumeError: a rank could not plan or write; the same on every rank.
+        VolumeError: a rank could not plan or write, or no rank holds some part; the same on every rank.
     """
     limits = {"label": attempt.label, "node": attempt.node, "timeout_s": attempt.timeout_s}
-    # The names are flat already; letting the planner look for nested ones costs a fifth of a small save.
-    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner = ShardSavePlanner(shards)
     writer = AttemptWriter(attempt, group.rank)
     metadata: list[Metadata] = []
 
     def plan() -> SavePlan:
-        planner.set_up_planner(state, writer.storage_meta(), group.rank == 0)
+        planner.set_up_planner(dict(state), writer.storage_meta(), group.rank == 0)
         return planner.create_local_plan()
 
     def share_out() -> list[SavePlan]:
+        check_covered(attempt.label, plans)
         central, found = planner.create_global_plan(plans)
         metadata.append(found)
         return central
@@ -117,6 +132,38 @@ def save_state_dict(attempt: Attempt, group: Group, state: STATE_DICT_TYPE) -> s
         return None
     writer.finish(metadata[0], results)
     return expected_files(metadata[0])
+
+
+def check_covered(label: str, plans: Sequence[SavePlan]) -> None:
+    """Refuse plans of all ranks that leave out some part of a tensor.
+
+    Raises:
+        PublishRefused: names the tensors, what there is of each, and how many ranks told of it.
+    """
+    held: dict[str, list[FactorShard]] = {}
+    for item in (item for plan in plans for item in plan.items):
+        assert item.tensor_data is not None, "only tensors are planned"
+        held.setdefault(item.index.fqn, []).append(_shard_of(item.tensor_data))
+    missing = [
+        text for name, parts in held.items() if (text := uncovered(name, parts[0].full, parts))
+    ]
+    if missing:
+        raise PublishRefused(
+            f"checkpoint {label!r} is short of {len(missing)} of {len(held)} tensors over {len(plans)} ranks: "
+            f"{'; '.join(missing[:3])}; nothing was published"
+        )
+
+
+def _shard_of(data: TensorWriteData) -> FactorShard:
+    """The part that an item writes; `uncovered` needs no more than where it begins and how large it is."""
+    (rows, columns), (top, left) = data.size, data.chunk.offsets
+    if data.chunk.sizes == data.size:
+        return FactorShard(full=(rows, columns))
+    dim = 0 if data.chunk.sizes[1] == columns else 1
+    start = (top, left)[dim]
+    return FactorShard(
+        full=(rows, columns), dim=dim, start=start, stop=start + data.chunk.sizes[dim]
+    )
 
 
 def expected_files(metadata: Metadata) -> set[str]:

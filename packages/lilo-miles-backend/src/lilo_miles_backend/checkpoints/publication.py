@@ -14,6 +14,10 @@ from lilo_miles_backend.checkpoints.translate import volume_errors
 ONE_RANK: Mapping[str, int] = {"tp": 1, "cp": 1, "dp": 1}
 """Layout of a trainer of one rank."""
 
+TIMEOUT_S = 1800.0
+"""For ranks to come together for a checkpoint: as long as the slowest may take to write to slow storage. It has nothing
+to do with the limit of training's collectives, which must not wait for storage."""
+
 
 def publish(
     volume: Volume,
@@ -39,6 +43,7 @@ def publish(
             name=destination.name,
             order=destination.order,
             overwrite=destination.overwrite,
+            timeout_s=TIMEOUT_S,
         )
         with attempt:
             expected = write(attempt)

@@ -6,6 +6,7 @@ any layout and any slot can load them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 import torch
@@ -16,7 +17,9 @@ from lilo_volume import Attempt, Group, Volume
 from lilo_miles_backend.adapter_state import AdapterState
 from lilo_miles_backend.checkpoints.dcp_writer import save_state_dict
 from lilo_miles_backend.checkpoints.document import DOCUMENT_NAME, CheckpointDocument
+from lilo_miles_backend.checkpoints.outcome import done_alike
 from lilo_miles_backend.checkpoints.publication import ONE_RANK, publish
+from lilo_miles_backend.shards import FactorShard
 
 PARTS = ("weights", "exp_avg", "exp_avg_sq")
 
@@ -29,16 +32,17 @@ def persist_training(
     *,
     layout: Mapping[str, int] = ONE_RANK,
 ) -> Published:
-    """Publish everything needed to go on training `state`; called by every rank of `group`.
+    """Publish everything needed to go on training an adapter; called by every rank of `group` with what it holds.
 
     Raises:
         InvalidRequest: the name is taken and `destination.overwrite` is not set.
         CommandFailed: the state is not whole, or it could not be published; nothing of it is visible.
     """
-    _check_whole(state)
 
     def write(attempt: Attempt) -> set[str] | None:
-        files = save_state_dict(attempt, group, _state_dict(state))
+        check = functools.partial(_check_whole, state)
+        done_alike(group, check, step="check the state", timeout_s=attempt.timeout_s)
+        files = save_state_dict(attempt, group, _state_dict(state), _shards(state))
         if files is None:
             return None
         with attempt.create(DOCUMENT_NAME) as file:
@@ -57,8 +61,15 @@ def _state_dict(state: AdapterState) -> dict[str, torch.Tensor]:
     return tensors
 
 
+def _shards(state: AdapterState) -> dict[str, FactorShard]:
+    return {f"{part}.{name}": shard for part in PARTS for name, shard in state.shards.items()}
+
+
 def _check_whole(state: AdapterState) -> None:
-    """Refuse what could not be trained on: no tensors, or moments that do not belong to the weights."""
+    """Refuse what could not be trained on: no tensors, or moments that do not belong to the weights.
+
+    What other ranks hold is checked when the writing is planned (`dcp_writer.check_covered`).
+    """
     if not state.weights:
         raise CommandFailed("the adapter has no tensors; there is nothing to save")
     for part in PARTS[1:]:
