@@ -6,7 +6,8 @@ the same without asking each other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from lilo_engine.commands.backend import CaptureKind
@@ -94,3 +95,7 @@ class RankInfo:
     pid: int
     device: str
     losses: tuple[str, ...]
+    node: str = "local"
+    """Identity of its machine, as `RankPlace` has it."""
+    facts: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What must be equal on all ranks: versions, volume, settings. Filled in by the process that holds the rank."""

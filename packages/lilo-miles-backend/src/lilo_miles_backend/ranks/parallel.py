@@ -1,4 +1,7 @@
-"""Parallel: who this rank is in the grid of ranks. The only file that asks Megatron or torch.distributed.
+"""Parallel: who this rank is in the grid of ranks. The only file that asks Megatron for process groups.
+
+World order: tensor-parallel neighbours are next to each other (they talk most), then context-, then data-parallel
+ones: rank = (dp_rank * cp + cp_rank) * tp + tp_rank.
 
 The process groups belong to the process: torch and Megatron keep them in module globals. Ranks that share a
 process (several in-process trainers, as in tests) therefore share one membership, which the last one to leave ends.
@@ -7,14 +10,24 @@ process (several in-process trainers, as in tests) therefore share one membershi
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any, cast
 
 import torch.distributed as dist
 from lilo_definitions import Topology
 
+from lilo_miles_backend.ranks.collectives import Axis
 from lilo_miles_backend.ranks.device import Device
 from lilo_miles_backend.ranks.megatron import get_cuda_rng_tracker, parallel_state
+from lilo_miles_backend.ranks.place import RankPlace
+
+PERSIST_TIMEOUT_S = 600.0
+"""Limit of the group that publishing uses: writing one adapter takes seconds and a volume's commit minutes at most,
+whatever the longest training step is."""
+PERSIST = "persist"
+"""Name of that group."""
 
 _lock = threading.Lock()
 _members: list[Parallel] = []
@@ -22,32 +35,52 @@ _members: list[Parallel] = []
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallel:
-    """This rank's place."""
+    """This rank's place and its neighbours."""
 
     rank: int
     world_size: int
     topology: Topology
-    timeout_minutes: float
+    tp: Axis
+    """Ranks with other parts of every weight matrix."""
+    cp: Axis
+    """Ranks with other parts of every row."""
+    dp: Axis
+    """Ranks with other rows."""
+    dp_cp: Axis
+    """All ranks with the same part of the model."""
+    world: Axis
+    persist: dist.ProcessGroup | None
+    """A gloo group over all ranks for publishing, used by the persist thread alone; None in a world of one."""
+    group_limits_s: Mapping[str, float]
+    """Limit of every process group, read back from it, by its name."""
 
     @classmethod
-    def join(cls, topology: Topology, device: Device, *, timeout_minutes: float) -> Parallel:
-        """Enter the process groups of a world of one; each gets `timeout_minutes` as its limit."""
-        wanted = cls(
-            rank=0,
-            world_size=topology.world_size,
-            topology=topology,
-            timeout_minutes=timeout_minutes,
-        )
+    def join(
+        cls,
+        topology: Topology,
+        device: Device,
+        *,
+        timeout_minutes: float,
+        place: RankPlace | None = None,
+    ) -> Parallel:
+        """Enter the process groups; returns when all ranks have.
+
+        Args:
+            topology: the grid.
+            device: decides what the groups travel over.
+            timeout_minutes: the limit of every group but `persist`.
+            place: of this rank; None: a world of one.
+        """
         with _lock:
             if not _members:
-                _initialize(topology, device, timeout_minutes)
-                _check_timeouts(device, timeout_minutes)
-            held = _members[0] if _members else wanted
-            assert held == wanted, (
-                f"this process already is a rank of {held}; it cannot also be one of {wanted}"
-            )
-            _members.append(wanted)
-        return wanted
+                _initialize(topology, device, timeout_minutes, place)
+                joined = _describe(cls, topology)
+                _check_limits(joined.group_limits_s, timeout_minutes)
+            else:
+                joined = _members[0]
+                _check_same(joined, topology, timeout_minutes, place)
+            _members.append(joined)
+        return joined
 
     def leave(self) -> None:
         """Leave the groups; the last member of the process ends them."""
@@ -58,14 +91,26 @@ class Parallel:
                 dist.destroy_process_group()
 
 
-def _initialize(topology: Topology, device: Device, timeout_minutes: float) -> None:
-    # An in-memory store: a world of one needs no port, so nothing can be in use or be reached from outside.
-    dist.init_process_group(
-        device.collectives,
-        store=dist.HashStore(),  # pyright: ignore[reportPrivateImportUsage]
-        rank=0,
-        world_size=1,
-        timeout=timedelta(minutes=timeout_minutes),
+def _initialize(
+    topology: Topology, device: Device, timeout_minutes: float, place: RankPlace | None
+) -> None:
+    limit = timedelta(minutes=timeout_minutes)
+    if place is None:
+        # An in-memory store: a world of one needs no port, so nothing can be in use or be reached from outside.
+        store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+        dist.init_process_group(
+            device.collectives, store=store, rank=0, world_size=1, timeout=limit
+        )
+    else:
+        dist.init_process_group(
+            device.collectives,
+            init_method=place.rendezvous,
+            rank=place.rank,
+            world_size=place.world_size,
+            timeout=limit,
+        )
+    assert dist.get_world_size() == topology.world_size, (
+        f"{dist.get_world_size()} ranks met; the definition's layout has {topology.world_size}"
     )
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=topology.tp,
@@ -77,17 +122,63 @@ def _initialize(topology: Topology, device: Device, timeout_minutes: float) -> N
     get_cuda_rng_tracker(inference_rng_tracker=True)
 
 
-def _check_timeouts(device: Device, timeout_minutes: float) -> None:
-    """Read back the limit of every kind of group: one that kept the default would hang for half an hour."""
-    wanted = timedelta(minutes=timeout_minutes)
-    groups = {
-        "tp": parallel_state.get_tensor_model_parallel_group(),
-        "cp": parallel_state.get_context_parallel_group(),
-        "dp x cp": parallel_state.get_data_parallel_group(with_context_parallel=True),
-        "world": dist.group.WORLD,
-    }
-    for name, group in groups.items():
-        found = group._get_backend(device.torch_device).options._timeout  # no public way to ask
-        assert found == wanted, (
-            f"the {name} group has a limit of {found}; the definition says {wanted}"
+def _describe(kind: type[Parallel], topology: Topology) -> Parallel:
+    world = dist.get_world_size()
+    persist = None
+    if world > 1:
+        # Always gloo: what is published lies in the host's memory, and a training collective must not be waited for.
+        persist = cast(
+            dist.ProcessGroup,
+            dist.new_group(
+                backend="gloo", timeout=timedelta(seconds=PERSIST_TIMEOUT_S), group_desc=PERSIST
+            ),
         )
+    return kind(
+        rank=dist.get_rank(),
+        world_size=world,
+        topology=topology,
+        tp=_axis("tp", parallel_state.get_tensor_model_parallel_group()),
+        cp=_axis("cp", parallel_state.get_context_parallel_group()),
+        dp=_axis("dp", parallel_state.get_data_parallel_group()),
+        dp_cp=_axis("dp x cp", parallel_state.get_data_parallel_group(with_context_parallel=True)),
+        world=_axis("world", cast(dist.ProcessGroup, dist.group.WORLD)),
+        persist=persist,
+        group_limits_s=_limits(),
+    )
+
+
+def _axis(name: str, group: Any) -> Axis:  # noqa: ANN401 - Megatron does not type its groups
+    return Axis(name=name, rank=group.rank(), size=group.size(), group=group)
+
+
+def _limits() -> Mapping[str, float]:
+    """Read the limit of every group of this process back from its backend."""
+    limits: dict[str, float] = {}
+    for group in list(dist.distributed_c10d._world.pg_map):  # no public list of them
+        name = group.group_desc if group.group_desc not in limits else group.group_name
+        for backend in {group._get_backend(kind) for kind in group._device_types}:  # nor of limits
+            limits[name] = backend.options._timeout.total_seconds()
+    return limits
+
+
+def _check_limits(group_limits_s: Mapping[str, float], timeout_minutes: float) -> None:
+    """A group that kept its default would hang for half an hour, or end a long step."""
+    wanted = dict.fromkeys(group_limits_s, 60 * timeout_minutes)
+    if PERSIST in wanted:
+        wanted[PERSIST] = PERSIST_TIMEOUT_S
+    for name, limit_s in group_limits_s.items():
+        # The group keeps whole milliseconds.
+        assert abs(limit_s - wanted[name]) <= 1e-3, (
+            f"the group {name} has a limit of {limit_s} s; it was made with {wanted[name]} s"
+        )
+
+
+def _check_same(
+    joined: Parallel, topology: Topology, timeout_minutes: float, place: RankPlace | None
+) -> None:
+    rank, world_size = (0, 1) if place is None else (place.rank, place.world_size)
+    same = (joined.rank, joined.world_size, joined.topology) == (rank, world_size, topology)
+    _check_limits(joined.group_limits_s, timeout_minutes)
+    assert same, (
+        f"this process already is rank {joined.rank} of {joined.topology}; it cannot also be rank {rank} of {topology}"
+    )

@@ -44,6 +44,7 @@ from lilo_miles_backend.ranks.losses import LOSS_NAMES, Objective
 from lilo_miles_backend.ranks.model import BaseModel
 from lilo_miles_backend.ranks.optimizer import adamw_step
 from lilo_miles_backend.ranks.parallel import Parallel
+from lilo_miles_backend.ranks.place import RankPlace
 from lilo_miles_backend.ranks.residents import Residents
 from lilo_miles_backend.ranks.rows import assert_checked
 
@@ -53,20 +54,29 @@ _log = logging.getLogger(__name__)
 class Rank:
     """One rank of the trainer."""
 
-    def __init__(self, config: BackendConfig, settings: BackendSettings) -> None:
+    def __init__(
+        self, config: BackendConfig, settings: BackendSettings, place: RankPlace | None = None
+    ) -> None:
         """Join the process groups and load the base model.
+
+        Args:
+            config: the trainer's.
+            settings: this machine's.
+            place: of this rank among the others; None: it is the only one.
 
         Raises:
             InvalidRequest: the model's files do not fit the definition.
         """
         definition = config.definition
         self._definition = definition
+        self._place = place
         self._progress = Progress()
         self._device = Device.cpu(threads=settings.threads_per_rank)
         self._parallel = Parallel.join(
             definition.topology,
             self._device,
             timeout_minutes=definition.limits.distributed_timeout_minutes,
+            place=place,
         )
         try:
             self._load(config)
@@ -81,6 +91,8 @@ class Rank:
             pid=os.getpid(),
             device=self._device.description,
             losses=LOSS_NAMES,
+            node="local" if self._place is None else self._place.node,
+            group_limits_s=self._parallel.group_limits_s,
         )
 
     def execute(self, command: TrainCommand) -> list[Output] | Mapping[str, float] | None:

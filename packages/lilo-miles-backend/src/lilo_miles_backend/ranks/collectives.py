@@ -1,0 +1,137 @@
+"""Collectives: what ranks exchange while they compute, each along one axis of the grid of ranks.
+
+The only file that calls torch.distributed on tensors. On an axis of one rank every function is the identity and costs
+nothing, so the code above has one path. All ranks of an axis must call the same functions in the same order.
+
+Autograd of the differentiable ones (Shoeybi et al., "Megatron-LM", arXiv:1909.08053, section 3): `copied` and `summed`
+are each other's conjugate; `gathered`'s backward sums what every rank computed for each part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+
+from lilo_miles_backend.ranks.autograd import AutogradContext, AutogradGrads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """The ranks that differ from this one along some axes of the grid only."""
+
+    name: str
+    """As `tp`; for messages."""
+    rank: int
+    """This rank's place along the axis."""
+    size: int
+    group: dist.ProcessGroup | None
+    """None only where `size` is 1."""
+
+    @property
+    def is_split(self) -> bool:
+        """Whether there is anybody to talk to."""
+        return self.size > 1
+
+
+ALONE = Axis(name="none", rank=0, size=1, group=None)
+"""An axis of one rank."""
+
+
+def sum_in_place(tensor: torch.Tensor, axis: Axis) -> torch.Tensor:
+    """Add up a contiguous tensor over the axis, bit-equal on all its ranks afterwards."""
+    if axis.is_split and tensor.numel():
+        dist.all_reduce(tensor, group=axis.group)
+    return tensor
+
+
+def stacked(tensor: torch.Tensor, axis: Axis) -> torch.Tensor:
+    """Every rank's tensor (all of one shape) in rank order along a new first dimension."""
+    if not axis.is_split or not tensor.numel():
+        return tensor.detach().expand(axis.size, *tensor.shape)
+    result = tensor.new_empty((axis.size, *tensor.shape))
+    dist.all_gather(list(result.unbind()), tensor.detach().contiguous(), group=axis.group)
+    return result
+
+
+def collected(value: object, axis: Axis) -> list[Any]:
+    """Every rank's small picklable value, in rank order."""
+    if not axis.is_split:
+        return [value]
+    values: list[Any] = [None] * axis.size
+    dist.all_gather_object(values, value, group=axis.group)
+    return values
+
+
+def copied(x: torch.Tensor, axis: Axis) -> torch.Tensor:
+    """x, which all ranks hold; its gradient is the sum of the ranks' gradients."""
+    return cast(torch.Tensor, _Copied.apply(x, axis)) if axis.is_split else x
+
+
+def summed(x: torch.Tensor, axis: Axis) -> torch.Tensor:
+    """The sum of the ranks' x; takes x over. Its gradient goes to each rank as it is."""
+    return cast(torch.Tensor, _Summed.apply(x, axis)) if axis.is_split else x
+
+
+def gathered(x: torch.Tensor, axis: Axis) -> torch.Tensor:
+    """The ranks' x one after another along the first dimension."""
+    return cast(torch.Tensor, _Gathered.apply(x, axis)) if axis.is_split else x
+
+
+def replicated(x: torch.Tensor, axis: Axis) -> torch.Tensor:
+    """As `gathered`, where all ranks go on to compute the same from the result.
+
+    So the gradient of this rank's part is complete as it stands and nothing is summed.
+    """
+    return cast(torch.Tensor, _Replicated.apply(x, axis)) if axis.is_split else x
+
+
+class _Copied(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: AutogradContext, x: torch.Tensor, axis: Axis) -> torch.Tensor:
+        ctx.axis = axis
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: AutogradContext, *grads: torch.Tensor) -> AutogradGrads:
+        # A copy: the gradient may be another branch's too, and the sum is written in place.
+        return sum_in_place(grads[0].clone(memory_format=torch.contiguous_format), ctx.axis), None
+
+
+class _Summed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: AutogradContext, x: torch.Tensor, axis: Axis) -> torch.Tensor:
+        ctx.mark_dirty(x)
+        return sum_in_place(x, axis)
+
+    @staticmethod
+    def backward(ctx: AutogradContext, *grads: torch.Tensor) -> AutogradGrads:
+        return grads[0], None
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: AutogradContext, x: torch.Tensor, axis: Axis) -> torch.Tensor:
+        ctx.axis = axis
+        return stacked(x, axis).flatten(0, 1)
+
+    @staticmethod
+    def backward(ctx: AutogradContext, *grads: torch.Tensor) -> AutogradGrads:
+        axis: Axis = ctx.axis
+        parts = list(grads[0].contiguous().chunk(axis.size))
+        result = torch.empty_like(parts[axis.rank])
+        dist.reduce_scatter(result, parts, group=axis.group)
+        return result, None
+
+
+class _Replicated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: AutogradContext, x: torch.Tensor, axis: Axis) -> torch.Tensor:
+        ctx.axis = axis
+        return stacked(x, axis).flatten(0, 1)
+
+    @staticmethod
+    def backward(ctx: AutogradContext, *grads: torch.Tensor) -> AutogradGrads:
+        return grads[0].chunk(ctx.axis.size)[ctx.axis.rank], None
