@@ -3,12 +3,15 @@
 import os
 import random
 import sys
+from collections.abc import Iterator
 
 # Before torch is imported anywhere, and inherited by every process that a test starts.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy
 import pytest
+
+from tests.control.postgres import database, postgres_server, why_not
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +28,20 @@ def _seeded() -> None:
     # Only where a test has brought torch in: importing it takes seconds that most tests need not spend.
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """The address of a PostgreSQL server."""
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    with postgres_server() as url:
+        yield url
+
+
+@pytest.fixture
+def postgres_url(postgres: str) -> Iterator[str]:
+    """The address of a database of the test's own, empty at first."""
+    with database(postgres) as url:
+        yield url

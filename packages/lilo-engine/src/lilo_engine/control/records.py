@@ -18,10 +18,19 @@ import anyio.to_thread
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
-from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError, OperationalError
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import (
+    ArgumentError,
+    DatabaseError,
+    IntegrityError,
+    NoSuchModuleError,
+    OperationalError,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from lilo_engine.config import records_url
@@ -30,6 +39,17 @@ from lilo_engine.errors import ServerError, Unavailable
 T = TypeVar("T")
 
 _MIGRATIONS = Path(__file__).parent / "alembic"
+_AT_ONCE = 4
+"""Transactions of one process on a database server; its connection pool keeps five."""
+_LIMIT_MS = 15_000
+"""For a lock of a database server, and for a transaction whose process does not go on: one that was stopped in the
+middle must not hold up its successor."""
+_MIGRATION_LOCK = 0x4C494C4F
+"""Any number that other programs on the same server hardly use."""
+
+
+SQLITE_FILE = "records.sqlite3"
+"""In the data folder."""
 
 
 class Base(DeclarativeBase):
@@ -171,25 +191,29 @@ class Records:
 
     def __init__(self, url: str) -> None:
         """Open without touching the tables; `migrate` brings them up to date."""
-        self._engine = sa.create_engine(url)
-        if self._engine.dialect.name == "sqlite":
+        self.guard: Callable[[Session], None] | None = None
+        """Called first in every transaction; may refuse it (`lease.py`)."""
+        # A connection that broke while it lay idle is replaced: a database server may be started again.
+        self._engine = sa.create_engine(url, pool_pre_ping=not url.startswith("sqlite"))
+        sqlite = self._engine.dialect.name == "sqlite"
+        if sqlite:
             event.listen(self._engine, "connect", _sqlite_pragmas)
         self._sessions = sessionmaker(self._engine, expire_on_commit=False)
-        # One at a time: SQLite has one writer, and waiting here is cheaper than its busy timeout.
-        self._limiter = anyio.CapacityLimiter(1)
+        # SQLite: one at a time, since it has one writer, and waiting here is cheaper than its busy timeout.
+        self._limiter = anyio.CapacityLimiter(1 if sqlite else _AT_ONCE)
 
     @classmethod
-    def at(cls, data_dir: Path) -> Records:
+    def at(cls, data_dir: Path, url: str | None = None) -> Records:
         """The records of a data folder, with all migrations applied: its SQLite file, readable by its owner only.
 
-        Where `LILO_RECORDS_URL` names a database, that one; the file is not made then.
+        Where `url` or `LILO_RECORDS_URL` names a database, that one; the file is not made then.
 
         Raises:
             ServerError: it is no database, does not answer, or is one of a newer version.
         """
-        if (url := records_url()) is not None:
+        if (url := url or records_url()) is not None:
             return cls._migrated(*_database(url), "see to the server, or unset LILO_RECORDS_URL")
-        path = data_dir / "records.sqlite3"
+        path = data_dir / SQLITE_FILE
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         advice = (
             "move them away to start with new ones, which keep every checkpoint and lose the keys"
@@ -203,14 +227,15 @@ class Records:
             records.migrate()
         except (DatabaseError, CommandError) as error:
             records.close()
+        elif self._engine.dialect.name == "postgresql":
+            event.listen(self._engine, "connect", _postgresql_limits)
             cause = error.orig if isinstance(error, DatabaseError) else error
             raise ServerError(f"the records {place} cannot be used: {cause}; {advice}") from error
         return records
 
     def migrate(self) -> None:
         """Apply every migration that this database has not seen."""
-        config = Config()
-        config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
+        config = _alembic()
         with self._engine.begin() as connection:
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
@@ -222,9 +247,42 @@ class Records:
             Unavailable: the database cannot be reached or written, for want of room, say.
         """
         try:
-            with self._sessions.begin() as session:
-                return work(session)
+            try:
+                return self._transaction(work)
+            except IntegrityError:
+                # Another process wrote the same row in the same moment; now it is there to be found.
+                return self._transaction(work)
         except OperationalError as error:
+    @classmethod
+    def of_engine(cls, data_dir: Path, url: str | None = None) -> Records:
+        """The records as an engine in another process has made them, for a front; nothing is changed.
+
+        Raises:
+            ServerError: there are none, or they are of another version.
+        """
+        if (url := url or records_url()) is not None:
+            url, place = _database(url)
+        else:
+            path = data_dir / SQLITE_FILE
+            if not path.exists():
+                raise ServerError(
+                    f"there are no records {path}; start the engine first, or name its records with --records"
+                )
+            url, place = f"sqlite:///{path}", str(path)
+        records = cls(url)
+        try:
+            there, wanted = records.revisions()
+        except DatabaseError as error:
+            records.close()
+            raise ServerError(f"the records {place} cannot be used: {error.orig}") from error
+        if there != wanted:
+            records.close()
+            raise ServerError(
+                f"the records {place} have version {there or 'none'}, this front needs {wanted}; start an engine of "
+                "the same version first, which brings them up to date"
+            )
+        return records
+
             raise Unavailable(
                 f"the server's records cannot be used: {error.orig}; see to the disk of its data folder, then try again"
             ) from error
@@ -241,9 +299,20 @@ class Records:
     def close(self) -> None:
         """Give the connections back."""
         self._engine.dispose()
+            if connection.dialect.name == "postgresql":
+                # Two processes that start together would both make the tables.
+                connection.execute(
+                    sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK}
+                )
 
 
 def _database(url: str) -> tuple[str, str]:
+    def revisions(self) -> tuple[str | None, str | None]:
+        """The newest migration that the database has seen, and the newest there is."""
+        with self._engine.connect() as connection:
+            there = MigrationContext.configure(connection).get_current_revision()
+        return there, ScriptDirectory.from_config(_alembic()).get_current_head()
+
     """The URL as SQLAlchemy takes it, and as a person may see it: without the password.
 
     Raises:
@@ -258,6 +327,12 @@ def _database(url: str) -> tuple[str, str]:
             "postgresql+psycopg://USER:PASSWORD@HOST/NAME"
         ) from error
     except (ImportError, NoSuchModuleError) as error:
+    def _transaction(self, work: Callable[[Session], T]) -> T:
+        with self._sessions.begin() as session:
+            if self.guard is not None:
+                self.guard(session)
+            return work(session)
+
         raise ServerError(
             f"LILO_RECORDS_URL needs a driver that is not installed ({error}); for PostgreSQL: "
             "pip install 'lilo-engine[postgres]' and postgresql+psycopg://..."
@@ -271,3 +346,17 @@ def _sqlite_pragmas(connection: sqlite3.Connection, _: object) -> None:
     for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=5000"):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
+def _alembic() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
+    return config
+
+
+
+
+def _postgresql_limits(connection: DBAPIConnection, _: object) -> None:
+    cursor = connection.cursor()
+    for limit in ("lock_timeout", "idle_in_transaction_session_timeout"):
+        cursor.execute(f"SET {limit} = {_LIMIT_MS}")
+    cursor.close()
+    connection.commit()
