@@ -198,6 +198,8 @@ class Records:
         sqlite = self._engine.dialect.name == "sqlite"
         if sqlite:
             event.listen(self._engine, "connect", _sqlite_pragmas)
+        elif self._engine.dialect.name == "postgresql":
+            event.listen(self._engine, "connect", _postgresql_limits)
         self._sessions = sessionmaker(self._engine, expire_on_commit=False)
         # SQLite: one at a time, since it has one writer, and waiting here is cheaper than its busy timeout.
         self._limiter = anyio.CapacityLimiter(1 if sqlite else _AT_ONCE)
@@ -220,39 +222,6 @@ class Records:
         )
         return cls._migrated(f"sqlite:///{path}", str(path), advice)
 
-    @classmethod
-    def _migrated(cls, url: str, place: str, advice: str) -> Records:
-        records = cls(url)
-        try:
-            records.migrate()
-        except (DatabaseError, CommandError) as error:
-            records.close()
-        elif self._engine.dialect.name == "postgresql":
-            event.listen(self._engine, "connect", _postgresql_limits)
-            cause = error.orig if isinstance(error, DatabaseError) else error
-            raise ServerError(f"the records {place} cannot be used: {cause}; {advice}") from error
-        return records
-
-    def migrate(self) -> None:
-        """Apply every migration that this database has not seen."""
-        config = _alembic()
-        with self._engine.begin() as connection:
-            config.attributes["connection"] = connection
-            command.upgrade(config, "head")
-
-    def now(self, work: Callable[[Session], T]) -> T:
-        """Run `work` in one transaction, on this thread.
-
-        Raises:
-            Unavailable: the database cannot be reached or written, for want of room, say.
-        """
-        try:
-            try:
-                return self._transaction(work)
-            except IntegrityError:
-                # Another process wrote the same row in the same moment; now it is there to be found.
-                return self._transaction(work)
-        except OperationalError as error:
     @classmethod
     def of_engine(cls, data_dir: Path, url: str | None = None) -> Records:
         """The records as an engine in another process has made them, for a front; nothing is changed.
@@ -283,9 +252,57 @@ class Records:
             )
         return records
 
+    @classmethod
+    def _migrated(cls, url: str, place: str, advice: str) -> Records:
+        records = cls(url)
+        try:
+            records.migrate()
+        except (DatabaseError, CommandError) as error:
+            records.close()
+            cause = error.orig if isinstance(error, DatabaseError) else error
+            raise ServerError(f"the records {place} cannot be used: {cause}; {advice}") from error
+        return records
+
+    def migrate(self) -> None:
+        """Apply every migration that this database has not seen."""
+        config = _alembic()
+        with self._engine.begin() as connection:
+            if connection.dialect.name == "postgresql":
+                # Two processes that start together would both make the tables.
+                connection.execute(
+                    sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK}
+                )
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+
+    def revisions(self) -> tuple[str | None, str | None]:
+        """The newest migration that the database has seen, and the newest there is."""
+        with self._engine.connect() as connection:
+            there = MigrationContext.configure(connection).get_current_revision()
+        return there, ScriptDirectory.from_config(_alembic()).get_current_head()
+
+    def now(self, work: Callable[[Session], T]) -> T:
+        """Run `work` in one transaction, on this thread.
+
+        Raises:
+            Unavailable: the database cannot be reached or written, for want of room, say.
+        """
+        try:
+            try:
+                return self._transaction(work)
+            except IntegrityError:
+                # Another process wrote the same row in the same moment; now it is there to be found.
+                return self._transaction(work)
+        except OperationalError as error:
             raise Unavailable(
                 f"the server's records cannot be used: {error.orig}; see to the disk of its data folder, then try again"
             ) from error
+
+    def _transaction(self, work: Callable[[Session], T]) -> T:
+        with self._sessions.begin() as session:
+            if self.guard is not None:
+                self.guard(session)
+            return work(session)
 
     async def run(self, work: Callable[[Session], T]) -> T:
         """Run `work` in one transaction, in a worker thread."""
@@ -299,20 +316,15 @@ class Records:
     def close(self) -> None:
         """Give the connections back."""
         self._engine.dispose()
-            if connection.dialect.name == "postgresql":
-                # Two processes that start together would both make the tables.
-                connection.execute(
-                    sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK}
-                )
+
+
+def _alembic() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
+    return config
 
 
 def _database(url: str) -> tuple[str, str]:
-    def revisions(self) -> tuple[str | None, str | None]:
-        """The newest migration that the database has seen, and the newest there is."""
-        with self._engine.connect() as connection:
-            there = MigrationContext.configure(connection).get_current_revision()
-        return there, ScriptDirectory.from_config(_alembic()).get_current_head()
-
     """The URL as SQLAlchemy takes it, and as a person may see it: without the password.
 
     Raises:
@@ -327,12 +339,6 @@ def _database(url: str) -> tuple[str, str]:
             "postgresql+psycopg://USER:PASSWORD@HOST/NAME"
         ) from error
     except (ImportError, NoSuchModuleError) as error:
-    def _transaction(self, work: Callable[[Session], T]) -> T:
-        with self._sessions.begin() as session:
-            if self.guard is not None:
-                self.guard(session)
-            return work(session)
-
         raise ServerError(
             f"LILO_RECORDS_URL needs a driver that is not installed ({error}); for PostgreSQL: "
             "pip install 'lilo-engine[postgres]' and postgresql+psycopg://..."
@@ -346,12 +352,6 @@ def _sqlite_pragmas(connection: sqlite3.Connection, _: object) -> None:
     for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=5000"):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
-def _alembic() -> Config:
-    config = Config()
-    config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
-    return config
-
-
 
 
 def _postgresql_limits(connection: DBAPIConnection, _: object) -> None:
