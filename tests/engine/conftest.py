@@ -29,6 +29,11 @@ ADAM = AdamParams(
 )
 
 
+def passes(backend):
+    """The passes that a held trainer ran, one tuple of operation ids for each command."""
+    return [entry[1:] for entry in backend.log if entry[0] == "forward_backward"]
+
+
 class Build:
     """Makes valid operations; every field can be given."""
 
@@ -222,12 +227,12 @@ def running(tiny, tmp_path):
     """An engine over a held trainer, as a context."""
 
     @asynccontextmanager
-    async def run(definition=tiny, factory=HeldBackend, launcher=None):
+    async def run(definition=tiny, factory=HeldBackend, launcher=None, **settings):
         launcher = launcher or MemoryLauncher(
             definition=definition, checkpoints_root=tmp_path / "checkpoints", factory=factory
         )
         journal = MemoryJournal()
-        engine = Engine(definition=definition, launcher=launcher, journal=journal)
+        engine = Engine(definition=definition, launcher=launcher, journal=journal, **settings)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(engine.run)
             rig = Rig(engine, launcher, journal)

@@ -34,6 +34,7 @@ from lilo_engine.operations.operation import (
     Operation,
     RequestId,
 )
+from lilo_engine.operations.residency import Place
 from lilo_engine.operations.result import Failed, FutureState, Pending
 from lilo_engine.operations.roster import Model
 from lilo_engine.operations.validate import check, check_model, check_seq_id
@@ -44,6 +45,8 @@ _log = logging.getLogger(__name__)
 
 THREAD_FROM_TOKENS = 16384
 """Requests from this size on are checked and hashed in a thread: it takes longer than a heartbeat may wait."""
+SUSPEND_IDLE_S = 300.0
+"""Long enough that a client which samples between its steps keeps its slot; being put aside costs it seconds."""
 
 
 class Engine:
@@ -56,6 +59,7 @@ class Engine:
         launcher: Launcher,
         journal: Journal,
         max_forward_backward_batch: int | Literal["as defined"] | None = "as defined",
+        suspend_idle_s: float = SUSPEND_IDLE_S,
     ) -> None:
         """Build it; nothing runs before `run`.
 
@@ -64,6 +68,7 @@ class Engine:
             launcher: starts trainers.
             journal: hears what outlives the engine.
             max_forward_backward_batch: in place of the definition's: passes in one command at most; None = no cap.
+            suspend_idle_s: how long nothing was asked of a model before one that waits may have its slot.
 
         Raises:
             ValueError: the cap is below 1.
@@ -74,7 +79,7 @@ class Engine:
             )
         self._definition = definition
         self._journal = journal
-        self._work = Work(definition)
+        self._work = Work(definition, suspend_idle_s=suspend_idle_s)
         self.recorder = Recorder(context=definition.context)
         """What the lanes did."""
         self._supervisor = Supervisor(launcher)
@@ -108,7 +113,7 @@ class Engine:
         model, entry = self._work.roster.entry(request_id)
         await self._work.waiters.wait(request_id, lambda: entry.state is not None, wait_s)
         if entry.state is None:
-            return Pending(reason=self._why_pending(model))
+            return self._pending(model)
         model.ledger.fetch(entry)
         return entry.state
 
@@ -132,14 +137,14 @@ class Engine:
         if model is None or model.ended:
             return
         error = Gone(f"{model_id} is gone: {reason}")
-        begun = not self._work.withdraw(model)
-        was_ready = model.phase == "ready"
+        begun = self._work.residency.place(model_id) is not Place.WAITING
+        was_made = model.phase != "creating"
         self._work.end(model, reason, error)
-        if not begun:
-            self._work.fail(model, model.creation, error)
-        elif was_ready:
-            self._work.free_slot(model_id)
+        # What is being made just now is told its end by `hosting.py`, when there is something to take back.
+        if was_made:
             await self._journal.model_ended(model_id, reason)
+        elif not begun:
+            self._work.fail(model, model.creation, error)
 
     async def state(self) -> EngineState:
         """What the engine is doing, by progress."""
@@ -195,9 +200,9 @@ class Engine:
         try:
             self._info = await Dispatcher(running.backend).describe()
             self._answered_s = anyio.current_time()
+            self._work.residency.open(self._info.slots)
             self._serving = Serving(
                 running=running,
-                info=self._info,
                 work=self._work,
                 journal=self._journal,
                 recorder=self.recorder,
@@ -212,7 +217,7 @@ class Engine:
             self.recorder.lost()
             if serving is not None:
                 serving.idle.set()
-                useful = serving.num_slots_taken > 0
+                useful = self._work.residency.num_taken > 0
             with anyio.CancelScope(shield=True):
                 await running.stop()
         self._supervisor.lost(cause, useful=useful)
@@ -268,13 +273,19 @@ class Engine:
             return "serving"
         return "starting" if self._supervisor.epoch <= 1 else "restarting"
 
-    def _why_pending(self, model: Model) -> str | None:
+    def _pending(self, model: Model) -> Pending:
+        """Why a future of a model has no result yet, as far as that is worth telling."""
+        line = self._work.slots.why_waiting(model)
+        if line is not None:
+            return Pending(queue_state="paused_capacity", reason=line)
         missing = model.ledger.sequence.missing()
         if missing is not None:
-            return f"operations of this model wait for number {missing}, which has not come yet"
+            return Pending(
+                reason=f"operations of this model wait for number {missing}, which has not come yet"
+            )
         if self._serving is None:
-            return f"the trainer is {self._phase()}"
-        return None
+            return Pending(reason=f"the trainer is {self._phase()}")
+        return Pending()
 
     async def _health(self) -> tuple[Health | None, float]:
         """What the trainer says of its progress, and for how many seconds it has not said anything."""

@@ -59,11 +59,12 @@ class EngineClient(Protocol):
     async def create_model(self, request: CreateModel) -> RequestId:
         """Make a model resident; the same request again gives the same id.
 
-        While the trainer restarts, the creation waits for it. Full slots are a failed future (Saturated).
+        While the trainer restarts, or all slots are taken, the creation waits, and its future says what for.
 
         Raises:
             InvalidRequest: it could not be made here, or the id belongs to a model with other settings.
             Gone: it was made, and ended.
+            Saturated: too many wait for a slot already.
             Unavailable: the engine is draining or has stopped.
         """
         ...

@@ -6,13 +6,12 @@ plain functions of one event loop, so that every change is whole; the only waiti
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import anyio
 from lilo_definitions import Definition
 
-from lilo_engine.errors import LiloError
+from lilo_engine.errors import LiloError, Saturated
 from lilo_engine.operations.fingerprint import Fingerprint
 from lilo_engine.operations.ledger import Entry, Ledger
 from lilo_engine.operations.operation import (
@@ -22,39 +21,37 @@ from lilo_engine.operations.operation import (
     Operation,
     Refused,
 )
+from lilo_engine.operations.reference import CheckpointRef
 from lilo_engine.operations.result import Result
 from lilo_engine.operations.roster import Model, Roster
 from lilo_engine.schedule.coalesce import Budget
 from lilo_engine.schedule.lanes import Lanes
 from lilo_engine.schedule.plan import Plan
 from lilo_engine.schedule.scheduler import Scheduler
+from lilo_engine.slots import Slots, SlotStep, Suspend
 from lilo_engine.waiting import Waiters
 
-MAX_CREATION_TRIES = 2
-"""A creation that a lost trainer interrupted is begun once more, on the next one; not for ever, since it may be the
-reason for the loss."""
-FORWARD_ONLY_VERBS = ("forward",)
-"""Refused verbs besides which a refused pass spoils the gradient window."""
-
-
-@dataclass(frozen=True, slots=True)
-class Create:
-    """A model is to be made resident."""
-
-    model: Model
-
-
-@dataclass(frozen=True, slots=True)
-class Unload:
-    """A slot is to be freed."""
-
-    model_id: ModelId
+MAX_IN_LINE = 1024
+"""Models that may wait for a slot: each has a client that could be told now that it will not be soon."""
 
 
 class Work:
     """Models, their operations, and what runs next."""
 
-    def __init__(self, definition: Definition) -> None:
+    def __init__(
+        self,
+        definition: Definition,
+        *,
+        suspend_idle_s: float,
+        clock: Callable[[], float] = anyio.current_time,
+    ) -> None:
+        """Nothing has been asked for.
+
+        Args:
+            definition: its limits are kept.
+            suspend_idle_s: how long nothing was asked of a model before one that waits may have its slot.
+            clock: seconds, from any origin.
+        """
         self.roster = Roster()
         self.waiters = Waiters()
         self.scheduler = Scheduler(
@@ -64,21 +61,36 @@ class Work:
             ),
             lanes=Lanes(publication_workers=definition.limits.publication_workers),
         )
+        self.slots = Slots(
+            roster=self.roster, lanes=self.scheduler.lanes, suspend_idle_s=suspend_idle_s
+        )
+        self.residency = self.slots.residency
         self._max_queued = definition.limits.max_queued_operations
-        self._lifecycle: deque[Create | Unload] = deque()
+        self._clock = clock
         self._running: set[ModelId] = set()
         """Models with an operation on the GPU lane: what comes after it cannot be settled yet."""
+        self._slots_were_last = False
+        """Whether the last step was about slots; then a plan has its turn."""
         self._news = anyio.Event()
 
     # What comes in.
 
     def open_model(self, request: CreateModel, fingerprint: Fingerprint) -> Model:
-        """Queue the creation of a new model; operations for it are taken from now on."""
+        """Put a new model in line for a slot; operations for it are taken from now on.
+
+        Raises:
+            Saturated: too many wait for one.
+        """
+        if self.residency.num_waiting >= MAX_IN_LINE:
+            raise Saturated(
+                f"{self.residency.num_waiting} models wait for one of {self.residency.slots} slots, and no more may; "
+                "try again later"
+            )
         ledger = Ledger(model_id=request.model_id, max_queued=self._max_queued)
         creation = ledger.open_creation(fingerprint)
-        model = Model(request=request, ledger=ledger, creation=creation)
+        model = Model(request=request, ledger=ledger, creation=creation, active_s=self._clock())
         self.roster.add(model)
-        self._lifecycle.append(Create(model))
+        self.residency.ask(model.model_id)
         self.notify()
         return model
 
@@ -95,7 +107,9 @@ class Work:
             Saturated: too many of this model wait.
         """
         entry = model.ledger.submit(operation, fingerprint, refusal)
+        model.active_s = self._clock()
         self._settle_refused(model)
+        self.slots.want_back(model)
         self.notify()
         return entry
 
@@ -107,36 +121,46 @@ class Work:
 
     async def wait(self) -> None:
         """Return when something may have become ready since the last `next_step`."""
-        await self._news.wait()
+        with anyio.move_on_after(self.slots.until_idle_s(self._clock())):
+            await self._news.wait()
 
-    def next_step(self) -> Create | Unload | Plan | None:
-        """What runs next on the GPU lane; None when nothing can start. Operations of a plan are taken."""
+    def next_step(self) -> SlotStep | Plan | None:
+        """What runs next on the GPU lane; None when nothing can start. Operations of a plan are taken.
+
+        Slots and plans take turns, so that neither clients that come and go nor those that train hold up the others.
+        """
         self._news = anyio.Event()
         self._running.clear()
-        if self._lifecycle:
-            step = self._lifecycle.popleft()
-            if isinstance(step, Create):
-                step.model.creation_tries += 1
-            return step
-        plan = self.scheduler.next_plan()
-        if plan is not None:
-            for entry in plan.entries:
-                assert entry.operation is not None
-                model_id = entry.operation.model_id
-                taken = self.roster.resident(model_id).ledger.sequence.take()
-                assert taken is entry, "a plan takes operations in order"
-                self._running.add(model_id)
-        return plan
+        turns = (self._slot_step, self._plan)
+        for choose in reversed(turns) if self._slots_were_last else turns:
+            step = choose()
+            if step is not None:
+                self._slots_were_last = not isinstance(step, Plan)
+                return step
+        return None
 
     def ready(self, model: Model) -> None:
-        """The model is resident: its operations may run."""
-        model.phase = "ready"
+        """The model has its slot: its operations may run."""
+        model.move("ready")
+        model.active_s = self._clock()
+        model.creation_tries = 0
         self.scheduler.add(model.model_id, model.ledger.sequence)
         self._settle_refused(model)
+
+    def suspended(self, model: Model, kept: CheckpointRef) -> None:
+        """The model's state is published: its slot goes to another, unless its client came back meanwhile."""
+        model.kept = model.last_checkpoint = kept
+        if model.ledger.sequence.peek() is not None:
+            self.ready(model)
+            return
+        model.move("suspended")
+        self.residency.leave(model.model_id)
+        self.notify()
 
     def settled(self, model: Model) -> None:
         """What ran of the model on the GPU lane has ended."""
         self._running.discard(model.model_id)
+        model.active_s = self._clock()
         self._settle_refused(model)
 
     def complete(self, model: Model, entry: Entry, result: Result) -> None:
@@ -150,36 +174,30 @@ class Work:
         self.waiters.wake(entry.request_id)
 
     def end(self, model: Model, reason: str, error: LiloError) -> None:
-        """The model's life is over: what waits fails with `error`; what runs finishes on its own."""
+        """The model's life is over: what waits fails with `error`; what runs finishes on its own.
+
+        Its slot, if it has one, is freed when what runs on it has ended.
+        """
         for entry in model.ledger.abandon(error):
             self.waiters.wake(entry.request_id)
         self.scheduler.remove(model.model_id)
         self.roster.end(model, reason)
-
-    def free_slot(self, model_id: ModelId) -> None:
-        """Queue the unloading of an ended model."""
-        self._lifecycle.append(Unload(model_id))
+        self.slots.give_up(model)
         self.notify()
 
-    def withdraw(self, model: Model) -> bool:
-        """Take back a creation that has not begun; False when it has."""
-        waiting = [step for step in self._lifecycle if isinstance(step, Create)]
-        if not any(step.model is model for step in waiting):
-            return False
-        self._lifecycle.remove(Create(model))
-        return True
+    def freed(self, model_id: ModelId) -> None:
+        """A slot is free; a suspended model whose client sent something meanwhile wants one again."""
+        self.residency.freed(model_id)
+        model = self.roster.get(model_id)
+        if model is not None:
+            self.slots.want_back(model)
 
     # What is lost.
 
     def lose_trainer(self) -> list[Model]:
         """Forget the lanes and the slots of a lost trainer; the models whose state is gone with it."""
-        models = self.roster.all_resident()
-        kept = [
-            m for m in models if m.phase == "creating" and m.creation_tries < MAX_CREATION_TRIES
-        ]
-        self._lifecycle = deque(Create(model) for model in kept)
         self.scheduler.lanes.clear()
-        return [model for model in models if model not in kept]
+        return self.slots.lose_trainer()
 
     def fail_unfinished(self, model: Model, error: LiloError) -> None:
         """Fail everything of a model, running or not."""
@@ -188,13 +206,32 @@ class Work:
 
     @property
     def num_queued(self) -> int:
-        """Operations that wait, of all models, and creations."""
+        """Operations that wait, of all models, and models that wait for a slot."""
         parked = sum(len(model.ledger.sequence) for model in self.roster.all_resident())
-        return parked + len(self._lifecycle)
+        return parked + self.residency.num_waiting
+
+    # Parts.
+
+    def _slot_step(self) -> SlotStep | None:
+        step = self.slots.next_step(self._clock())
+        if isinstance(step, Suspend):
+            self.scheduler.remove(step.model.model_id)
+        return step
+
+    def _plan(self) -> Plan | None:
+        plan = self.scheduler.next_plan()
+        if plan is not None:
+            for entry in plan.entries:
+                assert entry.operation is not None
+                model_id = entry.operation.model_id
+                taken = self.roster.resident(model_id).ledger.sequence.take()
+                assert taken is entry, "a plan takes operations in order"
+                self._running.add(model_id)
+        return plan
 
     def _settle_refused(self, model: Model) -> None:
         """Fail what was refused and is next; that needs no trainer, so it does not wait for other models."""
-        if model.phase != "ready" or model.model_id in self._running:
+        if model.phase in ("creating", "ended") or model.model_id in self._running:
             return
         sequence = model.ledger.sequence
         head = sequence.peek()
@@ -209,5 +246,5 @@ class Work:
 def _adds_gradients(operation: Operation) -> bool:
     """Whether it would have added to the gradients had it not been refused."""
     if isinstance(operation, Refused):
-        return "forward" in operation.verb and operation.verb not in FORWARD_ONLY_VERBS
+        return operation.adds_gradients
     return isinstance(operation, ForwardBackward) and not operation.forward_only

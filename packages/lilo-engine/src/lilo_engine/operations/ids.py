@@ -13,6 +13,8 @@ EPHEMERAL_PREFIX = "ephemeral-"
 """Names of snapshots that a client did not name; they are not listed."""
 INFLIGHT_PREFIX = "inflight-"
 """Names of snapshots that a model's moving sampling clients follow; not listed either."""
+SUSPENDED_NAME = "lilo-suspended"
+"""Name of the training checkpoint that the engine makes of a model when it takes its slot; listed like any other."""
 
 _TRAIN = ":train:"
 

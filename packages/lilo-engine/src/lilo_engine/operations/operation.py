@@ -133,8 +133,10 @@ class Refused:
     model_id: ModelId
     seq_id: int
     verb: str
-    """What it would have been: `forward_backward`, `optim_step`, ..."""
+    """What it would have been: `forward_backward`, `optim_step`, ...; for people."""
     error: LiloError
+    adds_gradients: bool = False
+    """Whether it would have added to the gradients, so that the next step must not be done without them."""
 
 
 Operation: TypeAlias = ForwardBackward | OptimStep | SaveState | SaveSampler | LoadState | Refused

@@ -1,16 +1,18 @@
 """Roster: every model an engine knows, resident or ended, and where its life stands. Pure.
 
-    creating -> ready -> ended          creating -> ended (creation failed, or unloaded before it began)
+    creating -> ready <-> suspending -> suspended -> ready        each of them -> ended
 
-An ended model keeps the results that were not fetched, for a while: the error that ended it reaches the client
-that waits, and one that comes back later is told how to go on.
+A suspended model has no slot: its state is a checkpoint until its client sends something again. Slots themselves are
+`residency.py`'s. An ended model keeps the results that were not fetched, for a while: the error that ended it reaches
+the client that waits, and one that comes back later is told how to go on.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
 
 from lilo_engine.errors import Gone, NotFound
 from lilo_engine.operations.ledger import Entry, Ledger
@@ -24,6 +26,18 @@ MAX_ENDED_BYTES = 256 * 2**20
 """Of the results that clients of ended models have not fetched; those of the model that ended first go first."""
 
 
+Phase: TypeAlias = Literal["creating", "ready", "suspending", "suspended", "ended"]
+
+_STEPS: Mapping[Phase, frozenset[Phase]] = {
+    "creating": frozenset({"ready", "ended"}),
+    "ready": frozenset({"suspending", "ended"}),
+    "suspending": frozenset({"ready", "suspended", "ended"}),
+    "suspended": frozenset({"ready", "ended"}),
+    "ended": frozenset(),
+}
+"""Every step of a model's life."""
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Model:
     """One model and all that was asked of it."""
@@ -31,8 +45,12 @@ class Model:
     request: CreateModel
     ledger: Ledger
     creation: Entry
-    phase: Literal["creating", "ready", "ended"] = "creating"
+    phase: Phase = "creating"
     window: Window = field(default_factory=Window)
+    active_s: float = 0.0
+    """When something was last asked of it or finished, by the engine's clock."""
+    kept: CheckpointRef | None = None
+    """What the engine saved of it when it was last suspended; that name is the engine's to overwrite."""
     creation_tries: int = 0
     """How often its creation was begun; a trainer lost in the middle leaves nothing of it."""
     last_checkpoint: CheckpointRef | None = None
@@ -49,6 +67,18 @@ class Model:
     def ended(self) -> bool:
         """Whether its life is over."""
         return self.phase == "ended"
+
+    def move(self, to: Phase) -> None:
+        """The next step of its life."""
+        assert to in _STEPS[self.phase], f"{self.model_id} cannot go from {self.phase} to {to}"
+        self.phase = to
+
+    @property
+    def to_be_made(self) -> CreateModel:
+        """How its slot is filled: as it was asked for, or as it was when it was suspended."""
+        if self.phase != "suspended":
+            return self.request
+        return replace(self.request, source=self.kept, with_optimizer=True)
 
     def gone(self) -> Gone:
         """What a client of the ended model is told."""
@@ -85,7 +115,7 @@ class Roster:
 
     def end(self, model: Model, reason: str) -> None:
         """Its life is over; unfinished futures must have been failed, or finish on their own."""
-        model.phase = "ended"
+        model.move("ended")
         model.reason = reason
         self._resident.pop(model.model_id, None)
         model.ledger.forget_fetched()
@@ -108,7 +138,7 @@ class Roster:
         return self._resident.get(model_id) or self._ended.get(model_id)
 
     def resident(self, model_id: ModelId) -> Model:
-        """A model that takes operations: ready, or being created.
+        """A model that takes operations: it has a slot or will get one.
 
         Raises:
             NotFound: there never was one, as far as is known.
@@ -123,7 +153,7 @@ class Roster:
         raise NotFound(f"there is no model {model_id!r} here; create a training client first")
 
     def all_resident(self) -> list[Model]:
-        """Models that are ready or being created, oldest first."""
+        """Models that take operations, with a slot or without, oldest first."""
         return list(self._resident.values())
 
     def entry(self, request_id: RequestId) -> tuple[Model, Entry]:

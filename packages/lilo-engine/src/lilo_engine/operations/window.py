@@ -22,6 +22,11 @@ class Window:
     is_users_fault: bool = True
     """Whose failure that was; the refused step is the same one's."""
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are neither gradients nor a failure that the next step must hear of."""
+        return self.passes == 0 and self.failure is None
+
     def passed(self) -> None:
         """A forward_backward added its gradients."""
         self.passes += 1

@@ -172,7 +172,13 @@ async def _use_up_number(front: Front, body: Body, verb: str, error: UserError) 
     if identity is None:
         return
     model_id, seq_id = identity
-    refused = Refused(model_id=ModelId(model_id), seq_id=seq_id, verb=verb, error=error)
+    refused = Refused(
+        model_id=ModelId(model_id),
+        seq_id=seq_id,
+        verb=verb,
+        error=error,
+        adds_gradients=verb == "forward_backward",
+    )
     try:
         await front.submit(refused)
     except LiloError as second:
