@@ -97,5 +97,7 @@ class RankInfo:
     losses: tuple[str, ...]
     node: str = "local"
     """Identity of its machine, as `RankPlace` has it."""
+    group_limits_s: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Time limit of each of its process groups, by the group's name, read back from the group."""
     facts: Mapping[str, str] = field(default_factory=dict[str, str])
     """What must be equal on all ranks: versions, volume, settings. Filled in by the process that holds the rank."""

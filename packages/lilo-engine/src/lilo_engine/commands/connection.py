@@ -34,7 +34,14 @@ class Connection:
             OSError: the other side is gone, or `limit_s` ran out.
             FrameError: the value cannot travel; nothing was sent.
         """
-        frame = frames.encode(value)
+        self.send_frame(frames.encode(value), limit_s)
+
+    def send_frame(self, frame: bytes, limit_s: float | None) -> None:
+        """Send a frame that was encoded before, as one that goes to several streams is.
+
+        Raises:
+            OSError: the other side is gone, or `limit_s` ran out.
+        """
         self._stream.settimeout(limit_s)
         if len(frame) <= _SMALL_BYTES:
             self._stream.sendall(_LENGTH.pack(len(frame)) + frame)
@@ -50,11 +57,21 @@ class Connection:
             OSError: it is gone, or `limit_s` ran out.
             FrameError: what came is no frame.
         """
+        return frames.decode(self.receive_frame(limit_s))
+
+    def receive_frame(self, limit_s: float | None) -> bytearray:
+        """Receive one frame without decoding it.
+
+        Raises:
+            EOFError: the other side closed between two frames.
+            OSError: it is gone, or `limit_s` ran out.
+            FrameError: its length is over what frames may have.
+        """
         deadline = None if limit_s is None else time.monotonic() + limit_s
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size, deadline))
         if length > frames.MAX_FRAME_BYTES:
             raise frames.FrameError(f"a frame of {length} bytes is over {frames.MAX_FRAME_BYTES}")
-        return frames.decode(self._read(length, deadline))
+        return self._read(length, deadline)
 
     def wait_readable(self, limit_s: float) -> bool:
         """Whether something has come within `limit_s`; nothing of it is read."""

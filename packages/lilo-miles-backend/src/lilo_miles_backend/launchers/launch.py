@@ -1,13 +1,15 @@
-"""launch: choose the launcher that a definition's topology asks for, or say what this version offers."""
+"""launch: choose the launcher that a definition's topology and this machine's settings ask for."""
 
 from __future__ import annotations
 
 from lilo_engine.commands.backend import BackendConfig
+from lilo_engine.errors import InvalidRequest
 
 from lilo_miles_backend.config import BackendSettings
 from lilo_miles_backend.launchers.in_process import InProcessRanks
 from lilo_miles_backend.launchers.offered import check_offered
 from lilo_miles_backend.launchers.ranks import Ranks
+from lilo_miles_backend.launchers.spawned import spawn_ranks
 
 
 def launch(config: BackendConfig, settings: BackendSettings) -> Ranks:
@@ -15,6 +17,15 @@ def launch(config: BackendConfig, settings: BackendSettings) -> Ranks:
 
     Raises:
         InvalidRequest: the definition asks for what is not built, or the model's files do not fit it.
+        BackendLost: the ranks could not be started; names the first cause.
     """
     check_offered(config.definition)
-    return InProcessRanks(config, settings)
+    topology = config.definition.topology
+    if topology.nodes > 1:
+        raise InvalidRequest(
+            f"definition {config.definition.name!r} runs on {topology.nodes} nodes, and no cluster is named; start "
+            "one with `lilo cluster head` and `lilo cluster join`, and serve with --ray ADDRESS"
+        )
+    if topology.world_size == 1:
+        return InProcessRanks(config, settings)
+    return spawn_ranks(config, settings)

@@ -37,10 +37,6 @@ def _refused(definition: Definition) -> list[str]:
             ", ".join(FAMILIES),
         ),
         (topology.device == "cpu", "topology.device", topology.device, "cpu"),
-        (topology.nodes == 1, "topology.nodes", topology.nodes, "1"),
-        (topology.tp == 1, "topology.tp", topology.tp, "1"),
-        (topology.cp == 1, "topology.cp", topology.cp, "1"),
-        (topology.dp == 1, "topology.dp", topology.dp, "1"),
         (not topology.rdma, "topology.rdma", topology.rdma, "false"),
         (
             # A layout of one rank needs no padding, which is what auto and off both come to; on pads to 2.
