@@ -43,6 +43,7 @@ from lilo_engine.requests import (
 from lilo_engine.requests.answers import AnswerCount
 from lilo_engine.requests.auth import ApiKeyLayer
 from lilo_engine.requests.front import Front, FrontSettings
+from lilo_engine.requests.plain_route import PlainRoutes
 from lilo_engine.sampling.launcher import ProcessSamplerLauncher, SamplerLauncher
 from lilo_engine.sampling.manager import SamplingManager
 from lilo_engine.storage import open_checkpoints
@@ -150,6 +151,7 @@ def build_app(parts: Parts) -> FastAPI:
     for part in ROUTES:
         app.include_router(part.router, prefix=PREFIX)
     app.include_router(console.metrics_router)
+    app.add_middleware(PlainRoutes, routers=[part.router for part in ROUTES], prefix=PREFIX)
     error_response.install(app)
     app.add_middleware(ApiKeyLayer, keys=control.door)
     app.add_middleware(AnswerCount, counts=answers)

@@ -115,6 +115,11 @@ class UnexpectedLayer:
 
 async def _lilo(request: Request, error: Exception) -> Response:
     assert isinstance(error, LiloError)
+    return answer_for(request, error)
+
+
+def answer_for(request: Request, error: LiloError) -> Response:
+    """The answer to a request that an error of ours ended; what is not the client's fault is logged."""
     if isinstance(error, ServerError):
         _log.warning("%s %s: %s: %s", request.method, request.url.path, error.kind, error)
     return error_response(error)
