@@ -10,10 +10,12 @@ from lilo_engine.app import open_control
 from lilo_engine.commands.command import Published
 from lilo_engine.config import DataFolder
 from lilo_engine.control.control import Control
+from lilo_engine.control.sampling_sessions import target_of
 from lilo_engine.engine_client import EngineState
 from lilo_engine.errors import NotFound
 from lilo_engine.operations.lora_metadata import lora_to_metadata
 from lilo_engine.operations.operation import CreateModel, LoraSpec, ModelId, SaveSampler, SaveState
+from lilo_engine.sampling.residents import AdapterVersion
 from lilo_volume import LocalVolume, SoloGroup, begin
 
 LORA = LoraSpec(
@@ -39,6 +41,8 @@ class Plane:
     clock: Clock
     control: Control
     orders: int = 0
+    owner: str = ""
+    """Of what `run` and `save` make."""
 
     @property
     def now_s(self) -> float:
@@ -54,7 +58,13 @@ class Plane:
         """A model that became resident."""
         model_id = ModelId(f"{session_id}:train:{number}")
         await self.control.journal.model_created(
-            CreateModel(model_id=model_id, session_id=session_id, base_model="tiny", lora=LORA)
+            CreateModel(
+                model_id=model_id,
+                session_id=session_id,
+                base_model="tiny",
+                lora=LORA,
+                owner=self.owner,
+            )
         )
         return model_id
 
@@ -76,9 +86,15 @@ class Plane:
         await self.control.journal.published(operation, self._publish(operation, "sampler_weights"))
         return operation
 
+    async def target(self, sampling_session_id: str) -> AdapterVersion:
+        """What a sampling session samples from."""
+        sessions = self.control.sampling_sessions
+        return target_of(await sessions.entry(await sessions.get(sampling_session_id)))
+
     def _publish(self, operation: SaveState | SaveSampler, kind: str) -> Published:
         metadata = {
             "base_model": "tiny",
+            "owner": self.owner,
             **lora_to_metadata(LORA),
             "user_metadata": '{"note": "kept"}',
         }

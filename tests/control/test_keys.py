@@ -21,9 +21,9 @@ async def test_a_key_is_accepted_and_never_kept(records, tmp_path):
     keys = Keys(records)
     key = keys.create("ann", 1.0)
     assert key.startswith("tml-")
-    assert await keys.accepts(key, 2.0)
-    assert not await keys.accepts(key + "x", 2.0)
-    assert not await keys.accepts("", 3.0)
+    assert await keys.caller(key, 2.0)
+    assert not await keys.caller(key + "x", 2.0)
+    assert not await keys.caller("", 3.0)
     kept = b"".join(file.read_bytes() for file in tmp_path.iterdir() if file.is_file())
     assert key.encode() not in kept
 
@@ -31,7 +31,7 @@ async def test_a_key_is_accepted_and_never_kept(records, tmp_path):
 async def test_a_key_made_elsewhere_is_found_when_it_is_first_used(records):
     keys, elsewhere = Keys(records), Keys(records)
     key = elsewhere.create("bob", 1.0)
-    assert await keys.accepts(key, 100.0)
+    assert await keys.caller(key, 100.0)
 
 
 async def test_a_key_revoked_elsewhere_ends_at_the_next_look(records):
@@ -40,7 +40,7 @@ async def test_a_key_revoked_elsewhere_ends_at_the_next_look(records):
     elsewhere = Keys(records)
     elsewhere.revoke(elsewhere.listed()[0].key_id, 2.0)
     await keys.look_again(3.0)
-    assert not await keys.accepts(key, 100.0)
+    assert not await keys.caller(key, 100.0)
     assert keys.listed()[0].revoked_s == 2.0
 
 
@@ -50,9 +50,9 @@ async def test_a_key_given_twice_is_one_key_and_giving_it_again_restores_it(reco
     keys.create("x", 2.0, key="tml-given")
     (only,) = keys.listed()
     keys.revoke(only.key_id, 3.0)
-    assert not await keys.accepts("tml-given", 4.0)
+    assert not await keys.caller("tml-given", 4.0)
     keys.create("x", 5.0, key="tml-given")
-    assert await keys.accepts("tml-given", 6.0)
+    assert await keys.caller("tml-given", 6.0)
 
 
 @pytest.mark.parametrize("key", ["", "tml-", "secret", "tml-\u00fc\u00fc\u00fc\u00fc"])
@@ -69,7 +69,7 @@ def test_revoking_an_unknown_key_says_so(records):
 async def test_guesses_do_not_become_database_load(records):
     keys = Keys(records)
     keys.create("x", 1.0)
-    assert not await keys.accepts("tml-guess", 10.0)
+    assert not await keys.caller("tml-guess", 10.0)
     key = Keys(records).create("late", 10.0)
-    assert not await keys.accepts(key, 10.5), "looked less than a second ago"
-    assert await keys.accepts(key, 11.5)
+    assert not await keys.caller(key, 10.5), "looked less than a second ago"
+    assert await keys.caller(key, 11.5)

@@ -36,12 +36,12 @@ async def test_deleting_the_database_loses_no_checkpoint(plane):
     model_id = await plane.run("s")
     await plane.save(model_id, "first", ttl_s=3600)
     await plane.save(model_id, "second")
-    before, _ = await plane.control.checkpoints.listed(10, 0)
+    before, _ = await plane.control.checkpoints.listed([""], 10, 0)
     plane.control.records.close()
     for file in plane.data.root.glob("records.sqlite3*"):
         file.unlink()
     control = plane.reopened()
-    after, total = await control.checkpoints.listed(10, 0)
+    after, total = await control.checkpoints.listed([""], 10, 0)
     assert total == 2
     assert {e.ref for e in after} == {e.ref for e in before}
     assert {e.ref.name: e.expires_s is None for e in after} == {"first": False, "second": True}
@@ -66,7 +66,7 @@ async def test_a_checkpoint_that_describes_no_adapter_is_listed_and_keeps_nobody
             file.write(b"x")
         attempt.publish(expected=["state"], metadata={"lora_rank": "many"})
     control = plane.reopened()
-    entries, _ = await control.checkpoints.listed(10, 0)
+    entries, _ = await control.checkpoints.listed([""], 10, 0)
     assert [entry.ref.name for entry in entries] == ["odd"]
     assert (await control.runs.get("s:train:0")).lora_rank == 0
 

@@ -147,14 +147,13 @@ async def test_the_newest_unnamed_snapshots_are_kept_and_older_ones_answer_gone(
     for number in range(4):
         await plane.snapshot(model_id, f"ephemeral-{number}", f"s:sample:{number}")
     await plane.snapshot(model_id, "named", None)
-    sessions = plane.control.sampling_sessions
-    assert await sessions.target("s:sample:0") is not None
+    assert await plane.target("s:sample:0") is not None
     await sweeper(plane, Unloads()).sweep(plane.now_s)
     for number in (0, 1):
         with pytest.raises(Gone):
-            await sessions.target(f"s:sample:{number}")
+            await plane.target(f"s:sample:{number}")
     for number in (2, 3):
-        assert await sessions.target(f"s:sample:{number}") is not None
+        assert await plane.target(f"s:sample:{number}") is not None
     assert [e.ref.name for e in await plane.control.checkpoints.of_run(model_id)] == ["named"]
 
 
@@ -162,33 +161,33 @@ async def test_an_old_snapshot_in_use_is_kept_until_it_is_free(plane):
     model_id = await plane.run("s")
     for number in range(3):
         await plane.snapshot(model_id, f"ephemeral-{number}", f"s:sample:{number}")
-    oldest = await plane.control.sampling_sessions.target("s:sample:0")
+    oldest = await plane.target("s:sample:0")
     await sweeper(plane, Unloads(), Samples({oldest.name})).sweep(plane.now_s)
-    assert await plane.control.sampling_sessions.target("s:sample:0") == oldest
+    assert await plane.target("s:sample:0") == oldest
     await sweeper(plane, Unloads()).sweep(plane.now_s)
     with pytest.raises(Gone):
-        await plane.control.sampling_sessions.target("s:sample:0")
+        await plane.target("s:sample:0")
 
 
 async def test_a_client_on_a_name_that_was_saved_again_is_told_so(plane):
     model_id = await plane.run("s")
     await plane.snapshot(model_id, "ephemeral-1", "s:sample:0")
-    assert await plane.control.sampling_sessions.target("s:sample:0") is not None
+    assert await plane.target("s:sample:0") is not None
     await plane.snapshot(model_id, "ephemeral-1", None)
     with pytest.raises(Gone):
-        await plane.control.sampling_sessions.target("s:sample:0")
+        await plane.target("s:sample:0")
 
 
 async def test_inflight_clients_move_to_the_newest_snapshot(plane):
     model_id = await plane.run("s")
     await plane.snapshot(model_id, "inflight-1", "s:sample:0")
-    first = await plane.control.sampling_sessions.target("s:sample:0")
+    first = await plane.target("s:sample:0")
     await plane.snapshot(model_id, "inflight-2", "s:sample:1")
-    moved = await plane.control.sampling_sessions.target("s:sample:0")
+    moved = await plane.target("s:sample:0")
     assert moved != first
-    assert moved == await plane.control.sampling_sessions.target("s:sample:1")
+    assert moved == await plane.target("s:sample:1")
     plane.reopened()
-    assert await plane.control.sampling_sessions.target("s:sample:0") == moved
+    assert await plane.target("s:sample:0") == moved
     assert (await plane.control.sampling_sessions.get("s:sample:0")).ref == CheckpointRef(
         run_id=model_id, kind="sampler_weights", name="inflight-2"
     )

@@ -177,10 +177,10 @@ def _admit(keys: Keys, host: str, given: str | None, file: Path | None) -> None:
     if file is not None and file.exists():
         given = file.read_text("utf-8").strip()
     if given is not None:
-        keys.create("given at start", time.time(), key=given)
+        keys.create("given at start", time.time(), key=given, operator=True)
         return
     if file is not None:
-        _write_private(file, keys.create("made at start", time.time()))
+        _write_private(file, keys.create("made at start", time.time(), operator=True))
         return
     if keys.any():
         return
@@ -189,7 +189,8 @@ def _admit(keys: Keys, host: str, given: str | None, file: Path | None) -> None:
             f"{host} can be reached from other machines and there is no API key yet; make one with "
             f"`lilo keys create`, or give one with --api-key, --api-key-file or {API_KEY_VARIABLE}"
         )
-    print(f"lilo: API key (shown once): {keys.create('made at start', time.time())}", flush=True)
+    made = keys.create("made at start", time.time(), operator=True)
+    print(f"lilo: API key (shown once): {made}", flush=True)
 
 
 def _write_private(file: Path, key: str) -> None:

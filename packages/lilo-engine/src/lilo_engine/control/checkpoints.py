@@ -7,7 +7,7 @@ lifetime that is changed later lies beside the manifest. What the index alone kn
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -52,6 +52,7 @@ class Entry:
     """A snapshot made for a sampling session; not listed."""
     public: bool
     """Every key of this server may read it."""
+    owner: str
     spec: Mapping[str, str]
     """The manifest's metadata: base model, shape of the adapter, optimizer step."""
     user_metadata: Mapping[str, str]
@@ -89,23 +90,31 @@ class Checkpoints:
         Raises:
             NotFound: it is not published, or not any more; the message lists what the run has.
         """
+        entry = await self.find(ref)
+        if entry is None:
+            raise NotFound(no_checkpoint(ref, await self.of_run(ref.run_id)))
+        return entry
+
+    async def find(self, ref: CheckpointRef) -> Entry | None:
+        """One checkpoint; None if it is not published, or not any more."""
         key = (ref.run_id, ref.kind, ref.name)
         row = await self._records.run(lambda session: session.get(CheckpointRow, key))
-        if row is None:
-            raise NotFound(await self._missing(ref))
-        return _entry(row)
+        return None if row is None else _entry(row)
 
     async def of_run(self, run_id: str) -> list[Entry]:
         """Named checkpoints of a run, newest first."""
         query = _named().where(CheckpointRow.run_id == run_id)
         return await self._records.run(lambda session: _entries(session, query))
 
-    async def listed(self, limit: int, offset: int) -> tuple[list[Entry], int]:
-        """Named checkpoints of all runs, newest first, and how many there are."""
+    async def listed(
+        self, owners: Sequence[str], limit: int, offset: int
+    ) -> tuple[list[Entry], int]:
+        """Named checkpoints of these owners, newest first, and how many there are."""
+        query = _named().where(CheckpointRow.owner.in_(owners))
 
         def work(session: Session) -> tuple[list[Entry], int]:
-            total = session.scalar(sa.select(sa.func.count()).select_from(_named().subquery()))
-            return _entries(session, _named().limit(limit).offset(offset)), total or 0
+            total = session.scalar(sa.select(sa.func.count()).select_from(query.subquery()))
+            return _entries(session, query.limit(limit).offset(offset)), total or 0
 
         return await self._records.run(work)
 
@@ -162,9 +171,15 @@ class Checkpoints:
         return await anyio.to_thread.run_sync(self._open, ref)
 
     async def copy(
-        self, source: CheckpointRef, run_id: str, expires_s: float | None, now_s: float
+        self,
+        source: CheckpointRef,
+        run_id: str,
+        *,
+        owner: str,
+        expires_s: float | None,
+        now_s: float,
     ) -> Entry:
-        """Publish a checkpoint again, as one of another run; the same copy again does nothing.
+        """Publish a checkpoint again, as one of another run, which is `owner`'s; the same copy again does nothing.
 
         Raises:
             NotFound: the source is not published.
@@ -172,7 +187,7 @@ class Checkpoints:
         """
         await self.get(source)
         ref = CheckpointRef(run_id=run_id, kind=source.kind, name=source.name)
-        copied = await anyio.to_thread.run_sync(self._copy, source, ref, expires_s)
+        copied = await anyio.to_thread.run_sync(self._copy, source, ref, owner, expires_s)
         row = row_of(copied)
         row.created_s, row.expires_s = now_s, expires_s
 
@@ -221,13 +236,14 @@ class Checkpoints:
         )
 
     def _copy(
-        self, source: CheckpointRef, ref: CheckpointRef, expires_s: float | None
+        self, source: CheckpointRef, ref: CheckpointRef, owner: str, expires_s: float | None
     ) -> Checkpoint:
         original = self._open(source)
         dropped = ("ttl_s", "sampling_session_id")
         metadata = {k: v for k, v in original.manifest.metadata.items() if k not in dropped}
         metadata["copied_from"] = f"{source}@{original.publication.attempt}"
         metadata["session_id"] = session_of(ref.run_id)
+        metadata["owner"] = owner
         target = Target(
             collection=ref.run_id, kind=ref.kind, name=ref.name, order=1, metadata=metadata
         )
@@ -253,10 +269,17 @@ class Checkpoints:
         except CheckpointMissing:
             _log.info("%s was gone from the volume already", ref)
 
-    async def _missing(self, ref: CheckpointRef) -> str:
-        there = [str(e.ref) for e in await self.of_run(ref.run_id) if e.ref.kind == ref.kind]
-        known = f"its run has {', '.join(there[:5])}" if there else "its run has none of this kind"
-        return f"there is no checkpoint {ref}; {known}"
+
+def no_checkpoint(ref: CheckpointRef, others: Iterable[Entry]) -> str:
+    """What to answer for a checkpoint that is not there, or not for the caller.
+
+    Args:
+        ref: It.
+        others: Named ones of its run that the caller may see.
+    """
+    there = [str(entry.ref) for entry in others if entry.ref.kind == ref.kind]
+    known = f"its run has {', '.join(there[:5])}" if there else "its run has none of this kind"
+    return f"there is no checkpoint {ref}; {known}"
 
 
 def _named() -> sa.Select[Any]:
@@ -282,6 +305,7 @@ def _entry(row: CheckpointRow) -> Entry:
         expires_s=row.expires_s,
         unnamed=row.unnamed,
         public=row.public,
+        owner=row.owner,
         spec=row.spec,
         user_metadata=row.user_metadata,
     )

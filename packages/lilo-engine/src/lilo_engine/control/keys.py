@@ -1,7 +1,8 @@
 """API keys: made, listed, revoked, and checked on every request. Only their SHA-256 is kept.
 
-A key is 32 random bytes, so that a plain digest suffices. Another process may add or revoke keys while a server
-runs (`lilo keys`): the server looks again when it meets an unknown key, and at every sweep.
+A key is 32 random bytes, so that a plain digest suffices. Its id follows from it, so that a key that is given again to a
+server that lost its records still sees what it made: manifests name its owner. Another process may add or revoke keys
+while a server runs (`lilo keys`): the server looks again when it meets an unknown key, and at every sweep.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from lilo_engine.control.records import KeyRow, Records
+from lilo_engine.control.access import Caller, KeyLimits, check_owner
+from lilo_engine.control.records import CheckpointRow, KeyRow, Records, RunRow
 from lilo_engine.errors import InvalidRequest, NotFound
 
 PREFIX = "tml-"
@@ -32,6 +34,15 @@ class Key:
     name: str
     created_s: float
     revoked_s: float | None
+    owner: str
+    operator: bool
+    limits: KeyLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Valid:
+    digest: str
+    caller: Caller
 
 
 class Keys:
@@ -40,14 +51,31 @@ class Keys:
     def __init__(self, records: Records) -> None:
         """Read the keys that are valid."""
         self._records = records
-        self._digests: tuple[str, ...] = records.now(_valid)
+        self._valid: tuple[_Valid, ...] = records.now(_valid)
         self._looked_s = 0.0
 
-    def create(self, name: str, now_s: float, *, key: str | None = None) -> str:
+    def create(
+        self,
+        name: str,
+        now_s: float,
+        *,
+        key: str | None = None,
+        owner: str | None = None,
+        operator: bool = False,
+        limits: KeyLimits | None = None,
+    ) -> str:
         """Store a key, a new random one if none is given, and return it; it cannot be shown again.
 
+        Args:
+            name: Whose it is, for people.
+            now_s: Unix seconds.
+            key: One that is known already becomes valid again, and keeps its owner and limits.
+            owner: Id or owner of another key, or an owner that things here have: it sees the same. None: its own.
+            operator: Whether it may watch everything.
+            limits: Its own; None: those of the server.
+
         Raises:
-            InvalidRequest: the given key is not one that the SDK would send.
+            InvalidRequest: the given key is not one that the SDK would send, or nothing here has that owner.
         """
         secret = key if key is not None else f"{PREFIX}{secrets.token_hex(32)}"
         if not secret.startswith(PREFIX) or len(secret) < len(PREFIX) + 4 or not secret.isascii():
@@ -55,13 +83,20 @@ class Keys:
                 f"an API key starts with {PREFIX!r}, followed by at least 4 ASCII characters; "
                 "leave it out to have one made"
             )
-        self._records.now(lambda session: _store(session, name, _digest(secret), now_s))
-        self._digests = self._records.now(_valid)
+        row = _row(secret, name, now_s, limits or KeyLimits(), operator=operator)
+
+        def work(session: Session) -> None:
+            if owner is not None:
+                row.owner = _known_owner(session, owner)
+            _store(session, row)
+
+        self._records.now(work)
+        self._valid = self._records.now(_valid)
         return secret
 
     def any(self) -> bool:
         """Whether there is a valid key."""
-        return bool(self._digests)
+        return bool(self._valid)
 
     def listed(self) -> list[Key]:
         """All keys, oldest first, revoked ones too."""
@@ -81,28 +116,29 @@ class Keys:
             row.revoked_s = row.revoked_s or now_s
 
         self._records.now(work)
-        self._digests = self._records.now(_valid)
+        self._valid = self._records.now(_valid)
 
-    async def accepts(self, key: str, now_s: float) -> bool:
-        """Whether the key is valid; compares against every digest in constant time."""
+    async def caller(self, key: str, now_s: float) -> Caller | None:
+        """Whose request it is; None if the key is not valid."""
         digest = _digest(key)
-        if self._known(digest):
-            return True
-        if now_s - self._looked_s < _LOOK_AGAIN_S:
-            return False
+        found = self._find(digest)
+        if found is not None or now_s - self._looked_s < _LOOK_AGAIN_S:
+            return found
         await self.look_again(now_s)
-        return self._known(digest)
+        return self._find(digest)
 
     async def look_again(self, now_s: float) -> None:
         """Read the keys that are valid now."""
         self._looked_s = now_s
-        self._digests = await self._records.run(_valid)
+        self._valid = await self._records.run(_valid)
 
-    def _known(self, digest: str) -> bool:
-        known = False
-        for each in self._digests:
-            known |= hmac.compare_digest(each, digest)
-        return known
+    def _find(self, digest: str) -> Caller | None:
+        """Compares against every digest in constant time."""
+        found: Caller | None = None
+        for each in self._valid:
+            if hmac.compare_digest(each.digest, digest):
+                found = each.caller
+        return found
 
 
 class Door:
@@ -112,33 +148,90 @@ class Door:
         self._keys = keys
         self._clock = clock
 
-    async def accepts(self, key: str) -> bool:
-        """Whether the key is valid now."""
-        return await self._keys.accepts(key, self._clock())
+    async def caller(self, key: str) -> Caller | None:
+        """Whose request it is; None if the key is not valid now."""
+        return await self._keys.caller(key, self._clock())
 
 
 def _digest(key: str) -> str:
     return hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()
 
 
-def _valid(session: Session) -> tuple[str, ...]:
-    return tuple(session.scalars(sa.select(KeyRow.digest).where(KeyRow.revoked_s.is_(None))))
+def _key_id(key: str) -> str:
+    """Not a part of the digest: it is shown, in manifests too."""
+    return _digest(f"id of {key}")[:12]
 
 
-def _store(session: Session, name: str, digest: str, now_s: float) -> None:
-    row = session.scalar(sa.select(KeyRow).where(KeyRow.digest == digest))
+def _row(key: str, name: str, now_s: float, limits: KeyLimits, *, operator: bool) -> KeyRow:
+    return KeyRow(
+        key_id=_key_id(key),
+        name=name,
+        digest=_digest(key),
+        created_s=now_s,
+        revoked_s=None,
+        owner=_key_id(key),
+        operator=operator,
+        rate_per_s=limits.rate_per_s,
+        max_body_bytes=limits.max_body_bytes,
+        max_waiting_bytes=limits.max_waiting_bytes,
+    )
+
+
+def _valid(session: Session) -> tuple[_Valid, ...]:
+    rows = session.scalars(sa.select(KeyRow).where(KeyRow.revoked_s.is_(None)))
+    return tuple(_Valid(digest=row.digest, caller=_caller(row)) for row in rows)
+
+
+def _caller(row: KeyRow) -> Caller:
+    return Caller(key_id=row.key_id, owner=row.owner, operator=row.operator, limits=_limits(row))
+
+
+def _limits(row: KeyRow) -> KeyLimits:
+    return KeyLimits(
+        rate_per_s=row.rate_per_s,
+        max_body_bytes=row.max_body_bytes,
+        max_waiting_bytes=row.max_waiting_bytes,
+    )
+
+
+def _store(session: Session, new: KeyRow) -> None:
+    row = session.scalar(sa.select(KeyRow).where(KeyRow.digest == new.digest))
     if row is None:
-        key_id = secrets.token_hex(4)
-        session.add(
-            KeyRow(key_id=key_id, name=name, digest=digest, created_s=now_s, revoked_s=None)
-        )
+        session.add(new)
     else:
         row.revoked_s = None
+        row.operator = row.operator or new.operator
+
+
+def _known_owner(session: Session, wanted: str) -> str:
+    """The owner of the key of this id, or one that something here has.
+
+    Raises:
+        InvalidRequest: there is neither.
+    """
+    check_owner(wanted)
+    key = session.get(KeyRow, wanted)
+    if key is not None:
+        return key.owner
+    for table in (KeyRow, RunRow, CheckpointRow):
+        if session.scalar(sa.select(table.owner).where(table.owner == wanted).limit(1)) is not None:
+            return wanted
+    raise InvalidRequest(
+        f"no key has the id {wanted!r} and nothing here belongs to it; `lilo keys list` shows ids and owners"
+    )
 
 
 def _listed(session: Session) -> list[Key]:
     rows = session.scalars(sa.select(KeyRow).order_by(KeyRow.created_s))
     return [
-        Key(key_id=r.key_id, name=r.name, created_s=r.created_s, revoked_s=r.revoked_s)
-        for r in rows
+        Key(
+            key_id=row.key_id,
+            name=row.name,
+            created_s=row.created_s,
+            revoked_s=row.revoked_s,
+            owner=row.owner,
+            operator=row.operator,
+            limits=_limits(row),
+        )
+        for row in rows
     ]

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from lilo_volume import Checkpoint, Volume, catalogue, expiry
 from sqlalchemy.orm import Session
 
+from lilo_engine.control.access import COMMON
 from lilo_engine.control.records import CheckpointRow, RunRow
 from lilo_engine.errors import InvalidRequest
 from lilo_engine.operations.ids import session_of
@@ -61,6 +62,7 @@ def row_of(checkpoint: Checkpoint) -> CheckpointRow:
         expires_s=_expiry(manifest.metadata, manifest.created_unix_ms / 1000),
         unnamed="sampling_session_id" in manifest.metadata,
         public=False,
+        owner=manifest.metadata.get("owner", COMMON),
         spec=dict(manifest.metadata),
         user_metadata=_user_metadata(manifest.metadata),
     )
@@ -128,6 +130,7 @@ def run_of(row: CheckpointRow, end_reason: str = "the server was stopped") -> Ru
         train_mlp=lora.train_mlp,
         train_unembed=lora.train_unembed,
         source=None,
+        owner=row.owner,
         user_metadata={},
         created_s=row.created_s,
         last_request_s=row.created_s,

@@ -78,6 +78,8 @@ class SessionRow(Base):
     user_metadata: Mapped[dict[str, str]]
     project_id: Mapped[str | None]
     """A client's own word to group sessions by; nothing is kept apart by it."""
+    owner: Mapped[str] = mapped_column(index=True, default="")
+    """Whose it is (`access.py`); also of the models and sampling sessions in it."""
 
 
 class RunRow(Base):
@@ -96,6 +98,8 @@ class RunRow(Base):
     train_unembed: Mapped[bool]
     source: Mapped[str | None]
     """The `tinker://` path it was created from."""
+    owner: Mapped[str] = mapped_column(index=True, default="")
+    """Whose it is, with its checkpoints."""
     user_metadata: Mapped[dict[str, str]]
     created_s: Mapped[float]
     last_request_s: Mapped[float]
@@ -123,6 +127,8 @@ class CheckpointRow(Base):
     """Made for a sampling session; not listed, and kept only while among the newest."""
     public: Mapped[bool] = mapped_column(default=False)
     """Every key of the server may read it. Not in the manifest: without the records it is private again."""
+    owner: Mapped[str] = mapped_column(index=True, default="")
+    """Whose it is, as the manifest says."""
     spec: Mapped[dict[str, str]]
     """The manifest's metadata."""
     user_metadata: Mapped[dict[str, str]]
@@ -146,7 +152,7 @@ class SamplingSessionRow(Base):
 
 
 class KeyRow(Base):
-    """An API key, by its digest."""
+    """An API key, by its digest; limits are NULL where it has none of its own."""
 
     __tablename__ = "keys"
 
@@ -155,6 +161,29 @@ class KeyRow(Base):
     digest: Mapped[str] = mapped_column(unique=True)
     created_s: Mapped[float]
     revoked_s: Mapped[float | None]
+    owner: Mapped[str]
+    """Whose things it sees: its own id, unless it was made to see those of another key."""
+    operator: Mapped[bool] = mapped_column(default=False)
+    """May watch all that the server does (`access.py`)."""
+    rate_per_s: Mapped[float | None]
+    max_body_bytes: Mapped[int | None] = mapped_column(sa.BigInteger)
+    max_waiting_bytes: Mapped[int | None] = mapped_column(sa.BigInteger)
+
+
+class UsageRow(Base):
+    """What an owner used on one day (UTC)."""
+
+    __tablename__ = "usage"
+
+    owner: Mapped[str] = mapped_column(primary_key=True)
+    day: Mapped[str] = mapped_column(primary_key=True)
+    """As `2026-11-30`."""
+    trained_tokens: Mapped[int] = mapped_column(sa.BigInteger)
+    """Of passes, forward only ones too."""
+    prompt_tokens: Mapped[int] = mapped_column(sa.BigInteger)
+    sampled_tokens: Mapped[int] = mapped_column(sa.BigInteger)
+    device_s: Mapped[float]
+    """Of the trainer: seconds of its commands times its devices; of shared ones the share of its tokens."""
 
 
 class SecretRow(Base):

@@ -72,12 +72,16 @@ class Runs:
         Raises:
             NotFound: there never was such a run.
         """
+        row = await self.find(run_id)
+        if row is None:
+            raise NotFound(no_run(run_id))
+        return row
+
+    async def find(self, run_id: str) -> RunRow | None:
+        """A run, live or ended; None if there never was such a run."""
         if run_id in self._live:
             return self._live[run_id]
-        row = await self._records.run(lambda session: session.get(RunRow, run_id))
-        if row is None:
-            raise NotFound(f"there is no model {run_id!r}; create one first")
-        return row
+        return await self._records.run(lambda session: session.get(RunRow, run_id))
 
     async def why_gone(self, run_id: str) -> Gone | None:
         """What to answer for a run that the engine does not know; None if it never was."""
@@ -104,16 +108,22 @@ class Runs:
             lambda session: list(session.scalars(query.order_by(RunRow.created_s)))
         )
 
-    async def listed(self, limit: int, offset: int) -> Page:
-        """Runs, the one asked for most recently first."""
+    async def listed(self, owners: Sequence[str], limit: int, offset: int) -> Page:
+        """Runs of these owners, the one asked for most recently first."""
         await self.flush()
 
         def work(session: Session) -> Page:
-            query = sa.select(RunRow).order_by(RunRow.last_request_s.desc())
-            total = session.scalar(sa.select(sa.func.count()).select_from(RunRow)) or 0
+            theirs = RunRow.owner.in_(owners)
+            query = sa.select(RunRow).where(theirs).order_by(RunRow.last_request_s.desc())
+            total = session.scalar(sa.select(sa.func.count(RunRow.run_id)).where(theirs)) or 0
             return Page(rows=session.scalars(query.limit(limit).offset(offset)).all(), total=total)
 
         return await self._records.run(work)
+
+
+def no_run(run_id: str) -> str:
+    """What to answer for a run that is not there, or not the caller's."""
+    return f"there is no model {run_id!r}; create one first"
 
 
 def _row(request: CreateModel, now_s: float) -> RunRow:
@@ -129,6 +139,7 @@ def _row(request: CreateModel, now_s: float) -> RunRow:
         train_mlp=lora.train_mlp,
         train_unembed=lora.train_unembed,
         source=None if request.source is None else str(request.source),
+        owner=request.owner,
         user_metadata=dict(request.user_metadata),
         created_s=now_s,
         last_request_s=now_s,

@@ -107,19 +107,15 @@ class SamplingSessions:
         if session is None:
             session = await self._records.run(lambda sql: _find(sql, sampling_session_id))
         if session is None:
-            raise NotFound(
-                f"there is no sampling session {sampling_session_id!r}; create a sampling client first"
-            )
+            raise NotFound(no_sampler(sampling_session_id))
         return session
 
-    async def target(self, sampling_session_id: str) -> AdapterVersion | None:
+    async def entry(self, session: SamplingSession) -> Entry | None:
         """The snapshot a session samples from; None = the base model.
 
         Raises:
-            NotFound: there never was such a session.
             Gone: its snapshot was removed; the message says the way back.
         """
-        session = await self.get(sampling_session_id)
         if session.ref is None:
             return None
         entry = await self._entry(session.ref)
@@ -129,7 +125,7 @@ class SamplingSessions:
                 f"the snapshot {session.ref} of this sampling client {happened}; make a sampling client "
                 "on the newer one, or save the weights again (save_weights_and_get_sampling_client)"
             )
-        return target_of(entry)
+        return entry
 
     async def _entry(self, ref: CheckpointRef) -> Entry | None:
         """What is published under a path; remembered, because every sample asks."""
@@ -177,6 +173,11 @@ class SamplingSessions:
         return await self._records.run(
             lambda sql: list(sql.scalars(query.order_by(SamplingSessionRow.created_s)))
         )
+
+
+def no_sampler(sampling_session_id: str) -> str:
+    """What to answer for a sampling session that is not there, or not the caller's."""
+    return f"there is no sampling session {sampling_session_id!r}; create a sampling client first"
 
 
 def target_of(entry: Entry) -> AdapterVersion:

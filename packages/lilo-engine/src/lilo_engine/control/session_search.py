@@ -11,7 +11,6 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from lilo_engine.control.records import CheckpointRow, Records, RunRow, SessionRow
-from lilo_engine.errors import NotFound
 
 Status: TypeAlias = Literal["active", "success", "errored", "interrupted", "unknown"]
 """`unknown`: it ended by itself, or with its server."""
@@ -40,6 +39,9 @@ def status_of(row: SessionRow) -> tuple[Status, str | None]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
     """What a search asks for; empty fields ask for nothing."""
+
+    owners: Sequence[str]
+    """Whose sessions."""
 
     session_id: str | None = None
     display_name: str | None = None
@@ -72,25 +74,21 @@ class SessionSearch:
         return await self._records.run(lambda session: _find(session, wanted))
 
     async def assign_project(self, session_id: str, project_id: str) -> None:
-        """Put a session into a project, which is a word of its client.
+        """Put a session into a project, which is a word of its client. Nothing happens if there is no such session."""
 
-        Raises:
-            NotFound: there never was such a session.
-        """
-
-        def work(session: Session) -> bool:
+        def work(session: Session) -> None:
             row = session.get(SessionRow, session_id)
             if row is not None:
                 row.project_id = project_id
-            return row is not None
 
-        if not await self._records.run(work):
-            raise NotFound(f"there is no session {session_id!r}")
+        await self._records.run(work)
 
 
 def _find(session: Session, wanted: Wanted) -> tuple[list[Summary], bool]:
-    query = sa.select(SessionRow).order_by(
-        SessionRow.created_s.desc(), SessionRow.session_id.desc()
+    query = (
+        sa.select(SessionRow)
+        .where(SessionRow.owner.in_(wanted.owners))
+        .order_by(SessionRow.created_s.desc(), SessionRow.session_id.desc())
     )
     if wanted.after is not None:
         created_s, last_id = wanted.after

@@ -16,11 +16,14 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from lilo_engine.control.access import COMMON
 from lilo_engine.control.records import Records, SamplingSessionRow, SessionRow
 from lilo_engine.errors import Gone, NotFound
 
 _REMEMBERED = 1024
 """Ended sessions whose reason is at hand; of others the records know it."""
+_OWNERS_KEPT = 65536
+"""Sessions whose owner is at hand, because every request asks; of others the records know it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +35,8 @@ class NewSession:
     project_id: str | None = None
     tags: Sequence[str] = ()
     user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+    owner: str = COMMON
+    """Whose session it is."""
 
 
 class Sessions:
@@ -40,7 +45,8 @@ class Sessions:
     def __init__(self, records: Records, now_s: float) -> None:
         """Take over what the records know."""
         self._records = records
-        self._last_seen_s = dict.fromkeys(records.now(_alive), now_s)
+        self._owners: OrderedDict[str, str] = OrderedDict(records.now(_alive))
+        self._last_seen_s = dict.fromkeys(self._owners, now_s)
         self._end_reasons: OrderedDict[str, str] = OrderedDict()
 
     async def create(self, new: NewSession, now_s: float) -> str:
@@ -57,10 +63,22 @@ class Sessions:
             tags=list(new.tags),
             user_metadata=dict(new.user_metadata),
             project_id=new.project_id,
+            owner=new.owner,
         )
         await self._records.run(lambda session: session.add(row))
         self._last_seen_s[session_id] = now_s
+        self._remember_owner(session_id, new.owner)
         return session_id
+
+    async def owner(self, session_id: str) -> str | None:
+        """Whose session it is, ended or not; None if there never was such a session. It never changes."""
+        owner = self._owners.get(session_id)
+        if owner is None:
+            query = sa.select(SessionRow.owner).where(SessionRow.session_id == session_id)
+            owner = await self._records.run(lambda session: session.scalar(query))
+            if owner is not None:
+                self._remember_owner(session_id, owner)
+        return owner
 
     async def touch(self, session_id: str, now_s: float) -> None:
         """Note that the client was heard of.
@@ -78,7 +96,7 @@ class Sessions:
                 f"session {session_id!r} ended: {reason}; make a new ServiceClient "
                 "and restore from the last checkpoint"
             )
-        raise NotFound(f"there is no session {session_id!r}; make a new ServiceClient")
+        raise NotFound(no_session(session_id))
 
     def alive(self) -> set[str]:
         """Sessions that have not ended."""
@@ -100,7 +118,7 @@ class Sessions:
         """
         if self._last_seen_s.pop(session_id, None) is None:
             if await self._end_reason(session_id) is None:
-                raise NotFound(f"there is no session {session_id!r}")
+                raise NotFound(no_session(session_id))
             return False
         self._end_reasons[session_id] = reason
         while len(self._end_reasons) > _REMEMBERED:
@@ -134,9 +152,13 @@ class Sessions:
         if seen:
             await self._records.run(lambda session: _update(session, seen))
 
-    async def listed(self, limit: int, offset: int) -> list[str]:
-        """Ids, newest first."""
-        query = sa.select(SessionRow.session_id).order_by(SessionRow.created_s.desc())
+    async def listed(self, owners: Sequence[str], limit: int, offset: int) -> list[str]:
+        """Ids of these owners' sessions, newest first."""
+        query = (
+            sa.select(SessionRow.session_id)
+            .where(SessionRow.owner.in_(owners))
+            .order_by(SessionRow.created_s.desc())
+        )
         return await self._records.run(
             lambda session: list(session.scalars(query.limit(limit).offset(offset)))
         )
@@ -149,14 +171,24 @@ class Sessions:
         """
         row = await self._records.run(lambda session: session.get(SessionRow, session_id))
         if row is None:
-            raise NotFound(f"there is no session {session_id!r}")
+            raise NotFound(no_session(session_id))
         return row
 
+    def _remember_owner(self, session_id: str, owner: str) -> None:
+        self._owners[session_id] = owner
+        while len(self._owners) > _OWNERS_KEPT:
+            self._owners.popitem(last=False)
 
-def _alive(session: Session) -> list[str]:
-    return list(
-        session.scalars(sa.select(SessionRow.session_id).where(SessionRow.ended_s.is_(None)))
-    )
+
+def no_session(session_id: str) -> str:
+    """What to answer for a session that is not there, or not the caller's."""
+    return f"there is no session {session_id!r}; make a new ServiceClient"
+
+
+def _alive(session: Session) -> list[tuple[str, str]]:
+    """Id and owner of each session that has not ended."""
+    query = sa.select(SessionRow.session_id, SessionRow.owner).where(SessionRow.ended_s.is_(None))
+    return [(session_id, owner) for session_id, owner in session.execute(query)]
 
 
 def _prune(session: Session, before_s: float) -> None:

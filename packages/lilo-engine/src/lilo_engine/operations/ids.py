@@ -17,6 +17,8 @@ SUSPENDED_NAME = "lilo-suspended"
 """Name of the training checkpoint that the engine makes of a model when it takes its slot; listed like any other."""
 
 _TRAIN = ":train:"
+_SAMPLE = ":sample:"
+_DIRECT = "direct:"
 
 
 def model_id_of(session_id: str, model_seq_id: int) -> ModelId:
@@ -31,4 +33,21 @@ def session_of(model_id: str) -> str:
 
 def sampling_session_id_of(session_id: str, sampling_session_seq_id: int) -> str:
     """The id of a session's sampling session."""
-    return f"{session_id}:sample:{sampling_session_seq_id}"
+    return f"{session_id}{_SAMPLE}{sampling_session_seq_id}"
+
+
+def direct_sampler_id(owner: str, token: str) -> str:
+    """What stands for the sampling session of a sample that names its weights itself, as older clients do."""
+    return f"{_DIRECT}{owner}:{token}"
+
+
+def owner_of_direct(sampling_session_id: str) -> str | None:
+    """The owner in a `direct_sampler_id`; None if it is none."""
+    if not sampling_session_id.startswith(_DIRECT):
+        return None
+    return sampling_session_id.removeprefix(_DIRECT).partition(":")[0]
+
+
+def session_of_sampler(sampling_session_id: str) -> str:
+    """The session part of a sampling session's id; the whole id when it has none."""
+    return sampling_session_id.rsplit(_SAMPLE, 1)[0]

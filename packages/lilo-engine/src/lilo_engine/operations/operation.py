@@ -60,6 +60,8 @@ class CreateModel:
     source: CheckpointRef | None = None
     with_optimizer: bool = False
     user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+    owner: str = ""
+    """Whose model it is; its checkpoints say so in their manifests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

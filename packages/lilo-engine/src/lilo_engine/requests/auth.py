@@ -1,7 +1,8 @@
 """API keys at the door: every request under /api/v1 but the health check needs one in `X-API-Key`.
 
 A bare ASGI layer, because it runs on every request. Which keys there are is known by whatever implements
-`KeyCheck` (`control/keys.py`); here only the header is read.
+`KeyCheck` (`control/keys.py`); here only the header is read. Who the caller is goes along with the request, for
+`front.view_of`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Protocol
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from lilo_engine.control.access import Caller
 from lilo_engine.control.links import LINK_PREFIX
 from lilo_engine.errors import Unauthorized
 from lilo_engine.requests.error_response import error_response
@@ -22,8 +24,8 @@ OPEN_PATHS = frozenset({"/api/v1/healthz"})
 class KeyCheck(Protocol):
     """Knows the keys."""
 
-    async def accepts(self, key: str) -> bool:
-        """Whether the key is known and not revoked; takes the same time for any wrong key."""
+    async def caller(self, key: str) -> Caller | None:
+        """Whose request it is; None if the key is unknown or revoked. Takes the same time for any wrong key."""
         ...
 
 
@@ -38,7 +40,8 @@ class ApiKeyLayer:
         """Let the request through, or answer it."""
         if scope["type"] == "http" and not _is_open(scope["path"]):
             key = Headers(scope=scope).get("x-api-key", "")
-            if not await self._keys.accepts(key):
+            caller = await self._keys.caller(key)
+            if caller is None:
                 given = "this server does not know the key" if key else "there is none"
                 refusal = Unauthorized(
                     f"a request needs a known API key in X-API-Key, {given}; "
@@ -46,6 +49,7 @@ class ApiKeyLayer:
                 )
                 await error_response(refusal)(scope, receive, send)
                 return
+            scope.setdefault("state", {})["caller"] = caller
         await self._app(scope, receive, send)
 
 

@@ -9,7 +9,13 @@ from lilo_engine.operations.lora_metadata import lora_from_metadata
 from lilo_engine.operations.reference import CheckpointRef
 from lilo_engine.requests import decode
 from lilo_engine.requests.body import off_loop, parse_json, read_json
-from lilo_engine.requests.front import front_of, read_numbered, submit_body, submit_numbered
+from lilo_engine.requests.front import (
+    front_of,
+    read_numbered,
+    submit_body,
+    submit_numbered,
+    view_of,
+)
 from lilo_engine.requests.json_response import json_response
 from lilo_engine.requests.models import create_from_checkpoint
 from lilo_engine.requests.wire_json import LoadWeightsBody, WeightsInfoBody
@@ -38,13 +44,12 @@ async def save_weights_external(request: Request) -> Response:
 @router.post("/load_weights")
 async def load_weights(request: Request) -> Response:
     """Load into a resident model, which has a number, or into a new one, which has none."""
-    front = front_of(request)
     body = await read_numbered(request, "load_weights")
     if await off_loop(len(body.data), lambda: decode.identity_of(body)) is None:
         wire = await off_loop(len(body.data), lambda: parse_json(body.data, LoadWeightsBody))
         if wire.session_id is not None or wire.model_seq_id is not None:
-            return await create_from_checkpoint(front, wire)
-    return await submit_body(front, body, "load_weights", decode.load_state)
+            return await create_from_checkpoint(request, wire)
+    return await submit_body(request, body, "load_weights", decode.load_state)
 
 
 @router.post("/weights_info")
@@ -52,7 +57,7 @@ async def weights_info(request: Request) -> Response:
     """What is needed to make a model for a checkpoint, from its manifest."""
     front = front_of(request)
     wire = await read_json(request, WeightsInfoBody, front.settings.body)
-    spec = (await front.control.checkpoints.get(CheckpointRef.parse(wire.tinker_path))).spec
+    spec = (await view_of(request).checkpoint(CheckpointRef.parse(wire.tinker_path))).spec
     lora = lora_from_metadata(spec)
     return json_response(
         {

@@ -1,10 +1,12 @@
 """What a console, a dashboard and `lilo trace` and `lilo report` ask for. Reads; changes nothing.
 
-Only the process that holds the engine knows these things; `app.py` gives it to the routes.
+Only the process that holds the engine knows these things; `app.py` gives it to the routes. A key sees what concerns its
+own models, an operator's key everything.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import cast
 
 import anyio
@@ -14,10 +16,13 @@ from starlette.responses import Response
 from lilo_engine.console.chrome_trace import chrome_trace
 from lilo_engine.console.metrics import CONTENT_TYPE, Metrics
 from lilo_engine.console.run_report import run_report
+from lilo_engine.console.share import Sees, models_in, share_of_overview, share_of_trace
+from lilo_engine.control.view import View
 from lilo_engine.engine import Engine
 from lilo_engine.errors import NotFound
 from lilo_engine.operations.operation import ModelId
-from lilo_engine.requests.front import front_of
+from lilo_engine.operations.reference import CheckpointRef
+from lilo_engine.requests.front import front_of, view_of
 from lilo_engine.requests.json_response import json_response
 
 router = APIRouter()
@@ -28,7 +33,8 @@ metrics_router = APIRouter()
 @router.get("/console/state")
 async def state(request: Request) -> Response:
     """Phase, queue with reasons, lanes, models."""
-    front, engine = front_of(request), _engine(request)
+    front, overview = front_of(request), _engine(request).overview()
+    sees = await _sees(request, models_in(overview, {}))
     trainer, sampler = await front.engine.state(), await front.sampling.state()
     health = trainer.health
     body: dict[str, object] = {
@@ -45,9 +51,9 @@ async def state(request: Request) -> Response:
             "phase": sampler.phase,
             "last_failure": sampler.last_failure,
             "unfinished_requests": sampler.unfinished_requests,
-            "loaded_adapters": list(sampler.loaded_adapters),
+            "loaded_adapters": await _adapters(view_of(request), sampler.loaded_adapters),
         },
-        **engine.overview(),
+        **share_of_overview(overview, sees),
     }
     return json_response(body)
 
@@ -55,13 +61,16 @@ async def state(request: Request) -> Response:
 @router.get("/console/trace")
 async def trace(request: Request) -> Response:
     """The timeline of the lanes as a Chrome trace."""
-    return json_response(chrome_trace(_engine(request).recorder))
+    document = chrome_trace(_engine(request).recorder)
+    return json_response(share_of_trace(document, await _sees(request, models_in({}, document))))
 
 
 @router.get("/console/runs/{run_id}")
 async def report(request: Request, run_id: str) -> Response:
     """Where a run's time went."""
     totals = _engine(request).recorder.runs.get(ModelId(run_id))
+    if not await view_of(request).watches(run_id):
+        totals = None
     if totals is None:
         raise NotFound(
             f"nothing of a run {run_id!r} ran since this server started; "
@@ -77,6 +86,22 @@ async def metrics(request: Request) -> Response:
     found = cast(Metrics, request.app.state.metrics)
     text = found.text(await front_of(request).engine.state(), len(anyio.get_running_tasks()))
     return Response(text, media_type=CONTENT_TYPE)
+
+
+async def _sees(request: Request, model_ids: Iterable[str]) -> Sees:
+    """Which of the models the caller may be shown."""
+    view = view_of(request)
+    seen = {model_id for model_id in model_ids if await view.watches(model_id)}
+    return seen.__contains__
+
+
+async def _adapters(view: View, names: Iterable[str]) -> list[str]:
+    """Names of adapters (`tinker://...@attempt`) of runs that the caller may be shown."""
+    return [
+        name
+        for name in names
+        if await view.watches(CheckpointRef.parse(name.partition("@")[0]).run_id)
+    ]
 
 
 def _engine(request: Request) -> Engine:

@@ -17,11 +17,13 @@ from fastapi import Request
 from lilo_definitions import Definition
 from starlette.responses import Response
 
+from lilo_engine.control.access import Caller
 from lilo_engine.control.control import Control
+from lilo_engine.control.view import View
 from lilo_engine.engine_client import EngineClient
 from lilo_engine.errors import LiloError, NotFound, TooLarge, UserError
 from lilo_engine.operations.ids import session_of
-from lilo_engine.operations.operation import ModelId, Operation, Refused, RequestId
+from lilo_engine.operations.operation import LoadState, ModelId, Operation, Refused, RequestId
 from lilo_engine.requests import decode
 from lilo_engine.requests.body import PROTOBUF, Body, BodyLimits, off_loop, read_body
 from lilo_engine.requests.compression import start_of
@@ -98,26 +100,28 @@ class Front:
             }
         return Readiness(ready=ready, words=", ".join(words), progress=progress)
 
-    async def touch_model(self, model_id: str) -> None:
+    async def touch_model(self, view: View, model_id: str) -> None:
         """Note that the client of a model was heard of.
 
         Raises:
+            NotFound: it is not the caller's, or never was.
             Gone: its session ended.
         """
+        await view.check_model(model_id)
         now_s = self.control.clock()
         self.control.runs.touch(model_id, now_s)
         # A model id without a session is the engine's to refuse, with its number.
         with contextlib.suppress(NotFound):
             await self.control.sessions.touch(session_of(model_id), now_s)
 
-    async def submit(self, operation: Operation) -> RequestId:
-        """Hand an operation to the engine.
+    async def submit(self, view: View, operation: Operation) -> RequestId:
+        """Hand an operation of a caller to the engine.
 
         Raises:
             Gone: the model ended; the message says why and how to go on.
             NotFound, InvalidRequest, Saturated: see `EngineClient.submit`.
         """
-        await self.touch_model(operation.model_id)
+        await self.touch_model(view, operation.model_id)
         try:
             return await self.engine.submit(operation)
         except NotFound as error:
@@ -129,12 +133,17 @@ def front_of(request: Request) -> Front:
     return cast(Front, request.app.state.front)
 
 
+def view_of(request: Request) -> View:
+    """What the caller of this request may see."""
+    return View(front_of(request).control, cast(Caller, request.state.caller))
+
+
 async def submit_numbered(
     request: Request, verb: str, decoded: Callable[[Body], Operation]
 ) -> Response:
     """Read a numbered request and submit it; see `submit_body`."""
     body = await read_numbered(request, verb)
-    return await submit_body(front_of(request), body, verb, decoded)
+    return await submit_body(request, body, verb, decoded)
 
 
 async def read_numbered(request: Request, verb: str) -> Body:
@@ -146,28 +155,31 @@ async def read_numbered(request: Request, verb: str) -> Body:
     except TooLarge as error:
         start = start_of(bytes(head), request.headers.get("content-encoding", ""))
         protobuf = request.headers.get("content-type", "").startswith(PROTOBUF)
-        await _use_up_number(front, Body(data=start, protobuf=protobuf), verb, error)
+        await _use_up_number(request, Body(data=start, protobuf=protobuf), verb, error)
         raise
 
 
 async def submit_body(
-    front: Front, body: Body, verb: str, decoded: Callable[[Body], Operation]
+    request: Request, body: Body, verb: str, decoded: Callable[[Body], Operation]
 ) -> Response:
-    """Decode a numbered request and submit it; refuse it together with its number if it cannot be decoded.
+    """Decode a numbered request and submit it; refuse it together with its number if that cannot be done.
 
     Raises:
         LiloError: the refusal.
     """
+    view = view_of(request)
     try:
         operation = await off_loop(len(body.data), lambda: decoded(body))
+        if isinstance(operation, LoadState):
+            await view.check_source(operation.source)
     except UserError as error:
-        await _use_up_number(front, body, verb, error)
+        await _use_up_number(request, body, verb, error)
         raise
-    request_id = await front.submit(operation)
+    request_id = await front_of(request).submit(view, operation)
     return json_response({"request_id": request_id, "model_id": operation.model_id})
 
 
-async def _use_up_number(front: Front, body: Body, verb: str, error: UserError) -> None:
+async def _use_up_number(request: Request, body: Body, verb: str, error: UserError) -> None:
     identity = await off_loop(len(body.data), lambda: decode.identity_of(body))
     if identity is None:
         return
@@ -180,7 +192,7 @@ async def _use_up_number(front: Front, body: Body, verb: str, error: UserError) 
         adds_gradients=verb == "forward_backward",
     )
     try:
-        await front.submit(refused)
+        await front_of(request).submit(view_of(request), refused)
     except LiloError as second:
         # The model or the number are wrong too; the client hears of the first fault.
         _log.info("the refused %s %d of %s has no number: %s", verb, seq_id, model_id, second)

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from lilo_engine.requests import encode
 from lilo_engine.requests.body import read_json
-from lilo_engine.requests.front import front_of
+from lilo_engine.requests.front import front_of, view_of
 from lilo_engine.requests.json_response import json_response
 from lilo_engine.requests.plain_route import plain_post
 from lilo_engine.requests.wire_json import JoinSamplingSessionBody, RetrieveFuturesBody
@@ -28,7 +28,7 @@ async def retrieve_futures(request: Request) -> Response:
     front = front_of(request)
     wire = await read_json(request, RetrieveFuturesBody, front.settings.body)
     target = wire.target
-    await front.control.sampling_sessions.get(target.sampling_session_id)
+    await view_of(request).sampling_session(target.sampling_session_id)
     whose = Whose(target.sampling_session_id, target.cloned_sampler_id)
     front.sampling.retrieved(whose, wire.retrieved_request_ids)
     limit_s = front.settings.long_poll_s
@@ -47,7 +47,7 @@ async def join_sampling_session(request: Request) -> Response:
     """A block of numbers for one more copy of a sampling client."""
     front = front_of(request)
     wire = await read_json(request, JoinSamplingSessionBody, front.settings.body)
-    await front.control.sampling_sessions.get(wire.sampling_session_id)
+    await view_of(request).sampling_session(wire.sampling_session_id)
     counter = front.sampling.join(wire.sampling_session_id)
     return json_response({"type": "join_sampling_session", "client_counter": counter})
 

@@ -6,15 +6,18 @@ Not ready is 408, which the SDK takes for "ask again at once"; failed for good i
 
 from __future__ import annotations
 
+import contextlib
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from lilo_engine.errors import LiloError
+from lilo_engine.control.view import View
+from lilo_engine.errors import LiloError, NotFound
 from lilo_engine.operations.operation import RequestId
 from lilo_engine.operations.result import Complete, Failed, Passed, Pending
 from lilo_engine.requests import encode
 from lilo_engine.requests.body import PROTOBUF, off_loop, read_json
-from lilo_engine.requests.front import Front, front_of
+from lilo_engine.requests.front import Front, front_of, view_of
 from lilo_engine.requests.json_response import json_response
 from lilo_engine.requests.plain_route import plain_post
 from lilo_engine.requests.wire_json import FutureBody, RetrieveFutureBody
@@ -30,6 +33,7 @@ async def retrieve_future(request: Request) -> Response:
     """The result of a request, once it has one; it can be fetched again."""
     front = front_of(request)
     wire = await read_json(request, RetrieveFutureBody, front.settings.body)
+    await _check(view_of(request), wire.request_id)
     state = await _state(front, wire.request_id)
     match state:
         case Pending():
@@ -50,8 +54,25 @@ async def cancel_future(request: Request) -> Response:
     front = front_of(request)
     wire = await read_json(request, FutureBody, front.settings.body)
     if wire.request_id.startswith(SAMPLE_PREFIX):
-        await front.sampling.cancel(wire.request_id)
+        # Of what is not there nothing is left to give up, and a stranger's is not there.
+        with contextlib.suppress(NotFound):
+            await _check(view_of(request), wire.request_id)
+            await front.sampling.cancel(wire.request_id)
     return json_response({"status": "cancelled"})
+
+
+async def _check(view: View, request_id: str) -> None:
+    """Refuse a future that is not the caller's.
+
+    Raises:
+        NotFound: as for one that never was.
+    """
+    if request_id.startswith(SAMPLE_PREFIX):
+        await view.check_sample(
+            request_id, request_id.removeprefix(SAMPLE_PREFIX).rpartition(":")[0]
+        )
+    else:
+        await view.check_request(request_id)
 
 
 async def _state(front: Front, request_id: str) -> Pending | Complete | Failed | Sampled:

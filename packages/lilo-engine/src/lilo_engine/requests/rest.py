@@ -12,14 +12,14 @@ from lilo_engine.control.control import Control
 from lilo_engine.control.records import RunRow
 from lilo_engine.operations.reference import CheckpointKind, CheckpointRef
 from lilo_engine.requests.body import read_json
-from lilo_engine.requests.front import front_of
+from lilo_engine.requests.front import front_of, view_of
 from lilo_engine.requests.json_response import json_response
 from lilo_engine.requests.wire_json import TtlBody
 
 router = APIRouter()
 
-OWNER = "local"
-"""All keys of a server see the same runs."""
+COMMON_NAME = "everybody"
+"""What stands for the owner of things that are every key's."""
 _MAX_PAGE = 1000
 _TYPES: dict[CheckpointKind, str] = {
     "weights": "training",
@@ -33,7 +33,7 @@ async def list_runs(request: Request, limit: int = 20, offset: int = 0) -> Respo
     """Runs, the one asked for most recently first."""
     control = front_of(request).control
     limit, offset = _page(limit, offset)
-    page = await control.runs.listed(limit, offset)
+    page = await view_of(request).runs(limit, offset)
     runs = [await _run(control, row) for row in page.rows]
     return json_response({"training_runs": runs, "cursor": _cursor(limit, offset, page.total)})
 
@@ -42,23 +42,21 @@ async def list_runs(request: Request, limit: int = 20, offset: int = 0) -> Respo
 async def get_run(request: Request, run_id: str) -> Response:
     """One run, live or ended."""
     control = front_of(request).control
-    return json_response(await _run(control, await control.runs.get(run_id)))
+    return json_response(await _run(control, await view_of(request).run(run_id)))
 
 
 @router.get("/training_runs/{run_id}/checkpoints")
 async def list_run_checkpoints(request: Request, run_id: str) -> Response:
-    """Named checkpoints of a run, newest first."""
-    control = front_of(request).control
-    await control.runs.get(run_id)
-    entries = await control.checkpoints.of_run(run_id)
+    """Named checkpoints of a run, newest first; of a stranger's run the public ones."""
+    entries = await view_of(request).checkpoints_of_run(run_id)
     return json_response({"checkpoints": [_checkpoint(entry) for entry in entries]})
 
 
 @router.get("/checkpoints")
 async def list_checkpoints(request: Request, limit: int = 100, offset: int = 0) -> Response:
-    """Named checkpoints of all runs, newest first."""
+    """Named checkpoints of all runs of the caller, newest first."""
     limit, offset = _page(limit, offset)
-    entries, total = await front_of(request).control.checkpoints.listed(limit, offset)
+    entries, total = await view_of(request).checkpoints(limit, offset)
     checkpoints = [_checkpoint(entry) for entry in entries]
     return json_response({"checkpoints": checkpoints, "cursor": _cursor(limit, offset, total)})
 
@@ -67,13 +65,14 @@ async def list_checkpoints(request: Request, limit: int = 100, offset: int = 0) 
 async def get_checkpoint(request: Request, run_id: str, kind: str, name: str) -> Response:
     """One checkpoint."""
     ref = CheckpointRef.of(run_id, kind, name)
-    return json_response(_checkpoint(await front_of(request).control.checkpoints.get(ref)))
+    return json_response(_checkpoint(await view_of(request).checkpoint(ref)))
 
 
 @router.delete("/training_runs/{run_id}/checkpoints/{kind}/{name}")
 async def delete_checkpoint(request: Request, run_id: str, kind: str, name: str) -> Response:
     """Remove a checkpoint for good."""
     ref = CheckpointRef.of(run_id, kind, name)
+    await view_of(request).own_checkpoint(ref)
     await front_of(request).control.delete_checkpoint(ref, missing_ok=False)
     return json_response({"status": "deleted"})
 
@@ -85,7 +84,9 @@ async def set_ttl(request: Request, run_id: str, kind: str, name: str) -> Respon
     wire = await read_json(request, TtlBody, front.settings.body)
     ttl_s = wire.ttl_seconds
     expires_s = None if ttl_s is None else front.control.clock() + ttl_s
-    await front.control.checkpoints.set_lifetime(CheckpointRef.of(run_id, kind, name), expires_s)
+    ref = CheckpointRef.of(run_id, kind, name)
+    await view_of(request).own_checkpoint(ref)
+    await front.control.checkpoints.set_lifetime(ref, expires_s)
     return json_response({"expires_at": iso_time(expires_s)})
 
 
@@ -103,7 +104,7 @@ async def _run(control: Control, row: RunRow) -> dict[str, object]:
     return {
         "training_run_id": row.run_id,
         "base_model": row.base_model,
-        "model_owner": OWNER,
+        "model_owner": row.owner or COMMON_NAME,
         "is_lora": True,
         "lora_rank": row.lora_rank,
         "corrupted": False,

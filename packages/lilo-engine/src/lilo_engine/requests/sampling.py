@@ -9,12 +9,13 @@ from starlette.responses import Response
 
 from lilo_engine.control.checkpoints import Entry
 from lilo_engine.control.sampling_sessions import SamplingSession, target_of
+from lilo_engine.control.view import View
 from lilo_engine.errors import InvalidRequest
-from lilo_engine.operations.ids import sampling_session_id_of
+from lilo_engine.operations.ids import direct_sampler_id, sampling_session_id_of
 from lilo_engine.operations.reference import CheckpointRef
 from lilo_engine.requests import decode_sample
 from lilo_engine.requests.body import off_loop, parse_json, read_body, read_json
-from lilo_engine.requests.front import Front, front_of
+from lilo_engine.requests.front import Front, front_of, view_of
 from lilo_engine.requests.json_response import json_response
 from lilo_engine.requests.plain_route import plain_post
 from lilo_engine.requests.wire_json import CreateSamplingSessionBody, SampleBody
@@ -29,8 +30,9 @@ async def create_sampling_session(request: Request) -> Response:
     front = front_of(request)
     wire = await read_json(request, CreateSamplingSessionBody, front.settings.body)
     now_s = front.control.clock()
-    await front.control.sessions.touch(wire.session_id, now_s)
-    entry = None if wire.model_path is None else await _published(front, wire.model_path)
+    view = view_of(request)
+    await view.touch_session(wire.session_id)
+    entry = None if wire.model_path is None else await _published(view, wire.model_path)
     session = SamplingSession(
         sampling_session_id=sampling_session_id_of(wire.session_id, wire.sampling_session_seq_id),
         session_id=wire.session_id,
@@ -51,7 +53,7 @@ async def create_sampling_session(request: Request) -> Response:
 @router.get("/samplers/{sampler_id}")
 async def get_sampler(request: Request, sampler_id: str) -> Response:
     """What a sampling client samples from."""
-    session = await front_of(request).control.sampling_sessions.get(sampler_id)
+    session = await view_of(request).sampling_session(sampler_id)
     path = None if session.ref is None else str(session.ref)
     return json_response(
         {"sampler_id": sampler_id, "base_model": session.base_model, "model_path": path}
@@ -64,7 +66,7 @@ async def asample(request: Request) -> Response:
     front = front_of(request)
     body = await read_body(request, front.settings.body)
     wire = await off_loop(len(body.data), lambda: parse_json(body.data, SampleBody))
-    session_id, seq_id, target = await _target(front, wire)
+    session_id, seq_id, target = await _target(front, view_of(request), wire)
     info = await front.sampling.info()
     sample = await off_loop(
         len(body.data),
@@ -88,29 +90,30 @@ async def asample(request: Request) -> Response:
     )
 
 
-async def _target(front: Front, wire: SampleBody) -> tuple[str, int, AdapterVersion | None]:
+async def _target(
+    front: Front, view: View, wire: SampleBody
+) -> tuple[str, int, AdapterVersion | None]:
     """Whose number it is, the number, and the weights."""
     if wire.sampling_session_id is not None:
         if wire.seq_id is None:
             raise InvalidRequest("asample in a sampling session needs a seq_id")
-        session = await front.control.sampling_sessions.get(wire.sampling_session_id)
-        await front.control.sessions.touch(session.session_id, front.control.clock())
-        target = await front.control.sampling_sessions.target(wire.sampling_session_id)
-        return wire.sampling_session_id, wire.seq_id, target
+        session = await view.sampling_session(wire.sampling_session_id)
+        await view.touch_session(session.session_id)
+        return wire.sampling_session_id, wire.seq_id, await view.target(session)
     # Older clients name the weights each time and have no number: each request stands for itself.
-    alone = f"direct:{secrets.token_hex(8)}"
+    alone = direct_sampler_id(view.caller.owner, secrets.token_hex(8))
     if wire.model_path is not None:
-        return alone, 0, target_of(await _published(front, wire.model_path))
+        return alone, 0, target_of(await _published(view, wire.model_path))
     _base_model(front, wire.base_model, required=True)
     return alone, 0, None
 
 
-async def _published(front: Front, path: str) -> Entry:
+async def _published(view: View, path: str) -> Entry:
     """The sampler weights that a path names.
 
     Raises:
         InvalidRequest: it is no path, or names a training checkpoint.
-        NotFound: nothing is published there.
+        NotFound: nothing that the caller may read is published there.
     """
     ref = CheckpointRef.parse(path)
     if ref.kind != "sampler_weights":
@@ -118,7 +121,7 @@ async def _published(front: Front, path: str) -> Entry:
             f"{path!r} names a training checkpoint; sampling takes .../sampler_weights/NAME, "
             "which save_weights_for_sampler makes"
         )
-    return await front.control.checkpoints.get(ref)
+    return await view.checkpoint(ref)
 
 
 def _base_model(front: Front, name: str | None, *, required: bool) -> str:

@@ -11,13 +11,14 @@ from collections.abc import Iterable, Iterator
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from lilo_engine.control.access import owners_of
 from lilo_engine.control.control import Control
 from lilo_engine.control.links import LIFETIME_S, LINK_PREFIX
 from lilo_engine.control.session_search import Status, Summary, Wanted, status_of
 from lilo_engine.requests.body import read_json
-from lilo_engine.requests.front import front_of
+from lilo_engine.requests.front import front_of, view_of
 from lilo_engine.requests.json_response import json_response
-from lilo_engine.requests.rest import OWNER, iso_time
+from lilo_engine.requests.rest import COMMON_NAME, iso_time
 from lilo_engine.requests.sharing import absolute
 from lilo_engine.requests.wire_json import ProjectBody, SearchSessionsBody, StatusQueryBody
 
@@ -34,7 +35,9 @@ async def search_sessions(request: Request) -> Response:
     after = None
     if wire.cursor is not None:
         after = (wire.cursor.last_created_at.timestamp(), wire.cursor.last_session_id)
+    view = view_of(request)
     wanted = Wanted(
+        owners=owners_of(view.caller),
         session_id=wire.session_id,
         display_name=wire.display_name,
         project_ids=wire.project_ids,
@@ -59,6 +62,7 @@ async def assign_project(request: Request, session_id: str) -> Response:
     """Group sessions by a word of the client's own; nothing is kept apart by it."""
     front = front_of(request)
     wire = await read_json(request, ProjectBody, front.settings.body)
+    await view_of(request).check_session(session_id)
     await front.control.session_search.assign_project(session_id, wire.project_id)
     return json_response({"status": "assigned"})
 
@@ -67,7 +71,7 @@ async def assign_project(request: Request, session_id: str) -> Response:
 async def trace_export(request: Request, session_id: str) -> Response:
     """A link to the session's timeline; it is made when it is fetched, so that it is never behind."""
     control = front_of(request).control
-    await control.sessions.get(session_id)
+    await view_of(request).check_session(session_id)
     expires_s = int(control.clock()) + LIFETIME_S
     link = control.links.sign(f"{LINK_PREFIX}traces/{session_id}", expires_s)
     return json_response({"status": "ready", "url": absolute(request, link)})
@@ -102,7 +106,7 @@ def _summary(found: Summary) -> dict[str, object]:
     return {
         "session_id": row.session_id,
         "created_at": iso_time(row.created_s),
-        "owner": OWNER,
+        "owner": row.owner or COMMON_NAME,
         "project_id": row.project_id or "",
         "status": _status(found),
         "checkpoints_count": found.num_checkpoints,

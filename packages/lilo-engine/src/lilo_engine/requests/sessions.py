@@ -10,7 +10,7 @@ from lilo_engine.control.sessions import NewSession
 from lilo_engine.control.sweeper import end_session
 from lilo_engine.requests import decode
 from lilo_engine.requests.body import pieces_of, read_json
-from lilo_engine.requests.front import front_of
+from lilo_engine.requests.front import front_of, view_of
 from lilo_engine.requests.json_response import json_response
 from lilo_engine.requests.plain_route import plain_post
 from lilo_engine.requests.wire_json import CreateSessionBody, FinishSessionBody, SessionBody
@@ -82,6 +82,7 @@ async def create_session(request: Request) -> Response:
         project_id=wire.project_id,
         tags=wire.tags,
         user_metadata=decode.user_metadata(wire.user_metadata),
+        owner=view_of(request).caller.owner,
     )
     session_id = await front.control.sessions.create(new, front.control.clock())
     return json_response({"type": "create_session", "session_id": session_id})
@@ -92,7 +93,7 @@ async def session_heartbeat(request: Request) -> Response:
     """The client lives. 410 once its session has ended, 404 if it never was."""
     front = front_of(request)
     wire = await read_json(request, SessionBody, front.settings.body)
-    await front.control.sessions.touch(wire.session_id, front.control.clock())
+    await view_of(request).touch_session(wire.session_id)
     return json_response({"type": "session_heartbeat"})
 
 
@@ -100,6 +101,7 @@ async def session_heartbeat(request: Request) -> Response:
 async def finish_session(request: Request, session_id: str) -> Response:
     """End a session and its models; the first reason wins."""
     front = front_of(request)
+    await view_of(request).check_session(session_id)
     wire = await read_json(request, FinishSessionBody, front.settings.body)
     reason = finish_reason(wire.reason.type, wire.detail)
     await end_session(
@@ -111,15 +113,15 @@ async def finish_session(request: Request, session_id: str) -> Response:
 @router.get("/sessions")
 async def list_sessions(request: Request, limit: int = 20, offset: int = 0) -> Response:
     """Ids, newest first."""
-    sessions = front_of(request).control.sessions
-    return json_response({"sessions": await sessions.listed(max(limit, 0), max(offset, 0))})
+    ids = await view_of(request).sessions(max(limit, 0), max(offset, 0))
+    return json_response({"sessions": ids})
 
 
 @router.get("/sessions/{session_id}")
 async def get_session(request: Request, session_id: str) -> Response:
     """The runs and sampling sessions of a session."""
     control = front_of(request).control
-    row = await control.sessions.get(session_id)
+    row = await view_of(request).session(session_id)
     return json_response(
         {
             "training_run_ids": await control.runs.of_session(session_id),

@@ -13,11 +13,12 @@ from fastapi import APIRouter, Request
 from starlette.responses import FileResponse, Response
 
 from lilo_engine.control.links import LIFETIME_S, LINK_PREFIX
+from lilo_engine.control.view import View
 from lilo_engine.errors import InvalidRequest, NotFound
 from lilo_engine.operations.ids import model_id_of
 from lilo_engine.operations.reference import CheckpointRef
 from lilo_engine.requests.body import read_json
-from lilo_engine.requests.front import Front, front_of
+from lilo_engine.requests.front import Front, front_of, view_of
 from lilo_engine.requests.json_response import json_response
 from lilo_engine.requests.rest import iso_time
 from lilo_engine.requests.wire_json import CopyWeightsBody
@@ -31,7 +32,7 @@ _WEIGHTS = "weights"
 async def publish(request: Request, run_id: str, kind: str, name: str) -> Response:
     """Let every key of this server use a checkpoint."""
     ref = CheckpointRef.of(run_id, kind, name)
-    await front_of(request).control.checkpoints.set_public(ref, True)
+    await _set_public(request, ref, True)
     return json_response({"status": "published"})
 
 
@@ -39,7 +40,7 @@ async def publish(request: Request, run_id: str, kind: str, name: str) -> Respon
 async def unpublish(request: Request, run_id: str, kind: str, name: str) -> Response:
     """Take that back."""
     ref = CheckpointRef.of(run_id, kind, name)
-    await front_of(request).control.checkpoints.set_public(ref, False)
+    await _set_public(request, ref, False)
     return json_response({"status": "unpublished"})
 
 
@@ -52,6 +53,7 @@ async def external_weights_urls(request: Request, run_id: str, kind: str, name: 
         raise InvalidRequest(
             f"{ref} is a training state, which only this server reads; save_weights_external makes a PEFT folder"
         )
+    await view_of(request).checkpoint(ref)
     checkpoint = await control.checkpoints.files(ref)
     expires_s = int(control.clock()) + LIFETIME_S
     folder = f"{LINK_PREFIX}{_WEIGHTS}/{run_id}/{kind}/{name}/{checkpoint.publication.attempt}"
@@ -86,13 +88,16 @@ async def download(
 @router.post("/copy_weights")
 async def copy_weights(request: Request) -> Response:
     """Publish a checkpoint again below another run; its source may go then."""
-    front = front_of(request)
+    front, view = front_of(request), view_of(request)
     wire = await read_json(request, CopyWeightsBody, front.settings.body)
     source = CheckpointRef.parse(wire.source_path)
+    await view.checkpoint(source)
     now_s = front.control.clock()
     expires_s = None if wire.ttl_seconds is None else now_s + wire.ttl_seconds
-    run_id = await _destination(front, wire, request.headers.get("x-idempotency-key", ""))
-    copied = await front.control.checkpoints.copy(source, run_id, expires_s, now_s)
+    run_id = await _destination(front, view, wire, request.headers.get("x-idempotency-key", ""))
+    copied = await front.control.checkpoints.copy(
+        source, run_id, owner=view.caller.owner, expires_s=expires_s, now_s=now_s
+    )
     return json_response({"tinker_path": str(copied.ref)})
 
 
@@ -101,15 +106,25 @@ def absolute(request: Request, link: str) -> str:
     return f"{str(request.base_url).rstrip('/')}{link}"
 
 
-async def _destination(front: Front, wire: CopyWeightsBody, idempotency_key: str) -> str:
+async def _set_public(request: Request, ref: CheckpointRef, public: bool) -> None:
+    await view_of(request).own_checkpoint(ref)
+    control = front_of(request).control
+    await control.checkpoints.set_public(ref, public)
+    # Those who sample from it are looked at anew.
+    control.sampling_sessions.forget(ref)
+
+
+async def _destination(
+    front: Front, view: View, wire: CopyWeightsBody, idempotency_key: str
+) -> str:
     """The run that gets the copy: a slot of a session, or a run of its own that a repeated call finds again.
 
     Raises:
         InvalidRequest: neither is named, or the slot has a run that is no copy.
-        NotFound: there never was such a session.
+        NotFound: the caller has no such session.
     """
     if wire.session_id is not None and wire.model_seq_id is not None:
-        await front.control.sessions.get(wire.session_id)
+        await view.check_session(wire.session_id)
         run_id = model_id_of(wire.session_id, wire.model_seq_id)
         if front.control.runs.is_live(run_id):
             raise InvalidRequest(
@@ -121,7 +136,9 @@ async def _destination(front: Front, wire: CopyWeightsBody, idempotency_key: str
             "copy_weights needs destination_project_id, or session_id and model_seq_id"
         )
     if idempotency_key:
-        text = f"{wire.destination_project_id}\n{idempotency_key}".encode()
+        # With the caller in it, so that nobody finds the run of another.
+        words = (view.caller.owner, wire.destination_project_id, idempotency_key)
+        text = "\n".join(words).encode("utf-8", "surrogatepass")
         number = hashlib.sha256(text).hexdigest()[:16]
     else:
         number = secrets.token_hex(8)
