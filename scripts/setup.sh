@@ -93,6 +93,10 @@ sync() {
     fail "uv could not sync uv.lock; see the message above"
 }
 
+# Where PYTHONDONTWRITEBYTECODE is set, as in many containers, every process would compile every module again: half of
+# what a short command takes. What is compiled already is left alone; a few files of others are for newer Pythons.
+compile() { "$VENV/bin/python" -m compileall -q "$@" >/dev/null 2>&1 || true; }
+
 # Runs a command up to three times, since package indexes fail now and then; shows its output only if it never worked.
 quietly() {
   local log attempt
@@ -110,6 +114,7 @@ quietly() {
 }
 
 if [ -f "$STAMP" ] && [ "$(cat "$STAMP")" = "$(fingerprint)" ] && [ -x "$VENV/bin/python" ]; then
+  compile packages/*/src
   exit 0
 fi
 # Two calls at a time (make demo beside make test): the second waits, and then finds everything done.
@@ -120,5 +125,6 @@ SECONDS=0
 make_venv
 put_in_torch
 sync
+compile -j 0 "$VENV"/lib/python*/site-packages packages/*/src
 fingerprint >"$STAMP"
 say "done in $SECONDS s"

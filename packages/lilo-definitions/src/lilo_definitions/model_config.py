@@ -24,7 +24,7 @@ FAMILIES: tuple[Family, ...] = get_args(Family)
 class ModelConfig(BaseModel):
     """The fields of a model's `config.json` that a definition depends on; others are ignored."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
     model_type: str
     """Family name as transformers has it, without `_text`; equals `ModelSpec.family`."""

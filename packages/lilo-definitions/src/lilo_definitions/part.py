@@ -24,6 +24,8 @@ class Part(BaseModel):
         extra="forbid",
         strict=True,
         allow_inf_nan=False,
+        # A validator is built when it is first asked for: a command needs few, and each takes milliseconds.
+        defer_build=True,
     )
 
     @classmethod

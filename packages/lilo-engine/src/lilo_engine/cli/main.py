@@ -63,6 +63,10 @@ def build(typed: str | None = None) -> typer.Typer:
         typed: The command that was typed, if one was: then only it is imported.
     """
     app = _empty()
+    if typed is not None and typed in COMMANDS:
+        # Ours by name: looking through everything that is installed takes longer than most of them.
+        _add(app, typed, _finder(typed))
+        return app
     finders = _finders()
     for name, find in finders.items():
         if typed not in finders or name == typed:
@@ -119,15 +123,20 @@ def _nothing() -> None:
 
 
 def _finders() -> dict[str, Callable[[], object]]:
-    found: dict[str, Callable[[], object]] = {
-        name: lambda place=place: _load(place) for name, (place, _) in COMMANDS.items()
-    }
+    found: dict[str, Callable[[], object]] = {name: _finder(name) for name in COMMANDS}
     found.update({point.name: point.load for point in _points()})
     return found
 
 
+def _finder(name: str) -> Callable[[], object]:
+    place, _ = COMMANDS[name]
+    return lambda: _load(place)
+
+
 def _points() -> list[EntryPoint]:
-    return sorted(entry_points(group=GROUP), key=lambda point: point.name)
+    """Commands of other packages; our names are ours."""
+    found = [point for point in entry_points(group=GROUP) if point.name not in COMMANDS]
+    return sorted(found, key=lambda point: point.name)
 
 
 def _load(place: str) -> object:

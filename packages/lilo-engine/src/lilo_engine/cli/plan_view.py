@@ -19,7 +19,7 @@ _GB = 1e9
 
 def show_plan(plan: Plan, nearest: Plan | None) -> None:
     """The whole plan."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False, emoji=False)
     console.print(_headline(plan), soft_wrap=True)
     console.print(_parts(plan))
     console.print(_moments(plan), soft_wrap=True)
@@ -34,7 +34,7 @@ def show_plan(plan: Plan, nearest: Plan | None) -> None:
 
 def show_layouts(job: Job, plans: Sequence[Plan], num_gpus: int) -> None:
     """The layouts of a search, fastest first."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False, emoji=False)
     kind = job.gpu.name if job.gpu else "CPU"
     console.print(f"{job.name} at {job.context:,} tokens on {num_gpus} {kind}, fastest first:")
     table = Table(box=None, pad_edge=False)
@@ -62,10 +62,15 @@ def _headline(plan: Plan) -> Text:
     ranks = "1 rank" if job.world_size == 1 else f"each of {job.world_size} ranks"
     return Text.assemble(
         (job.name, "bold"),
-        f": {job.context:,} tokens, {job.architecture.parameters / _GB:.2f} B parameters, "
+        f": {job.context:,} tokens, {_number(job.architecture.parameters)} parameters, "
         f"{job.slots} adapters of rank {job.lora_rank}; {kind}, nodes {job.nodes}, "
         f"tp {job.tp} x cp {job.cp} x dp {job.dp}; {plan.trainer} trainer, memory of {ranks}:",
     )
+
+
+def _number(value: int) -> str:
+    """As people say a model's size: in billions, or in millions."""
+    return f"{value / 1e9:.2f} B" if value >= 1e9 else f"{value / 1e6:.2f} M"
 
 
 def _parts(plan: Plan) -> Table:
