@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     import torch
 
 
+PARTS = ("weights", "exp_avg", "exp_avg_sq")
+"""Fields of a state that hold tensors, all by the same names."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterState:
     """Everything needed to go on training an adapter elsewhere: all of it, or what one rank holds."""
@@ -47,6 +51,24 @@ class AdapterState:
         return {name: self.shard(name).full for name in self.weights}
 
 
+def flat_tensors(state: AdapterState) -> dict[str, torch.Tensor]:
+    """All tensors of a state by `PART.NAME`."""
+    flat: dict[str, torch.Tensor] = {}
+    for part in PARTS:
+        tensors: Mapping[str, torch.Tensor] = getattr(state, part)
+        flat |= {f"{part}.{name}": tensor for name, tensor in tensors.items()}
+    return flat
+
+
+def tensors_by_part(flat: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
+    """The reverse of `flat_tensors`."""
+    parts: dict[str, dict[str, torch.Tensor]] = {part: {} for part in PARTS}
+    for key, tensor in flat.items():
+        part, _, name = key.partition(".")
+        parts[part][name] = tensor
+    return parts
+
+
 def assemble(parts: Sequence[AdapterState]) -> AdapterState:
     """The whole adapter from what ranks hold; replicas may be among them.
 
@@ -64,13 +86,7 @@ def assemble(parts: Sequence[AdapterState]) -> AdapterState:
             f"the adapter is not whole over {len(parts)} parts: {'; '.join(missing[:3])}"
             + (f"; and {len(missing) - 3} more tensors" if len(missing) > 3 else "")
         )
-    return replace(
-        first,
-        weights=_joined(parts, "weights"),
-        exp_avg=_joined(parts, "exp_avg"),
-        exp_avg_sq=_joined(parts, "exp_avg_sq"),
-        shards={},
-    )
+    return replace(first, shards={}, **{part: _joined(parts, part) for part in PARTS})
 
 
 def uncovered(name: str, full: tuple[int, int], held: Iterable[FactorShard]) -> str | None:

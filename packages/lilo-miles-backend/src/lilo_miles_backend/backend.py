@@ -26,6 +26,7 @@ from lilo_engine.operations.operation import AdamParams, LoraSpec, ModelId
 from lilo_engine.operations.reference import CheckpointRef
 
 from lilo_miles_backend.config import BackendSettings
+from lilo_miles_backend.fetches import Fetches
 from lilo_miles_backend.launchers.launch import launch
 from lilo_miles_backend.launchers.ranks import Ranks
 from lilo_miles_backend.progress import Progress
@@ -33,6 +34,7 @@ from lilo_miles_backend.rank_commands import (
     Capture,
     CreateAdapter,
     DropGradients,
+    Fetch,
     Load,
     Persist,
     RunBatch,
@@ -52,6 +54,7 @@ class MilesBackend:
         """
         self._definition = config.definition
         self._progress = Progress()
+        self._fetches = Fetches(limit=config.definition.lora.slots)
         self.ranks: Ranks = launch(config, BackendSettings.from_environment())
         self._info = self._describe()
 
@@ -106,16 +109,38 @@ class MilesBackend:
         with self._progress.of(f"persist {destination.kind}/{destination.name}"):
             return self.ranks.persist(Persist(capture_id=capture_id, destination=destination))
 
+    def prepare_load(self, source: CheckpointRef, *, with_optimizer: bool) -> None:
+        """Read a published training checkpoint into the ranks' memory, so that `load` only copies it.
+
+        Raises:
+            NotFound: there is no such checkpoint.
+            InvalidRequest: it is of no model that can be trained here.
+            CommandFailed: it is damaged; the message says where.
+        """
+        with self._progress.of(f"prepare_load {source}"):
+            self._fetches.add(source, self._fetch(source, with_optimizer), with_optimizer)
+
     def load(self, model_id: ModelId, source: CheckpointRef, *, with_optimizer: bool) -> None:
         """Replace the adapter by a published training checkpoint; drops gradients.
+
+        What was not prepared is read first: the train mailbox is free meanwhile.
 
         Raises:
             NotFound: there is no such checkpoint.
             InvalidRequest: it does not fit this model; the message names both sides.
         """
-        command = Load(model_id=model_id, source=source, with_optimizer=with_optimizer)
         with self._progress.of(f"load {model_id}"):
-            self.ranks.train(command)
+            fetch_id = self._fetches.take(source, with_optimizer) or self._fetch(
+                source, with_optimizer
+            )
+            self.ranks.train(
+                Load(
+                    model_id=model_id,
+                    source=source,
+                    with_optimizer=with_optimizer,
+                    fetch_id=fetch_id,
+                )
+            )
 
     def drop_gradients(self, model_id: ModelId) -> None:
         """Forget the gradients of this window."""
@@ -137,6 +162,10 @@ class MilesBackend:
             ranks=self.ranks.progress(),
         )
 
+    def wait_lost(self) -> str:
+        """Block until the ranks are lost, asked or not: the first cause."""
+        return self.ranks.wait_lost()
+
     def close(self) -> None:
         """End the ranks; nothing may be called afterwards."""
         self.ranks.close()
@@ -157,3 +186,15 @@ class MilesBackend:
             device=first.device,
             pid=os.getpid(),
         )
+
+    def _fetch(self, source: CheckpointRef, with_optimizer: bool) -> str:
+        fetch_id = uuid.uuid4().hex
+        self.ranks.fetch(
+            Fetch(
+                fetch_id=fetch_id,
+                source=source,
+                with_optimizer=with_optimizer,
+                forget=self._fetches.surplus(),
+            )
+        )
+        return fetch_id

@@ -53,11 +53,12 @@ class Capture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Replace the adapter by a published training checkpoint."""
+    """Replace the adapter by a training checkpoint that was fetched before."""
 
     model_id: ModelId
     source: CheckpointRef
     with_optimizer: bool
+    fetch_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +82,21 @@ class Persist:
     capture_id: CaptureId
     destination: Destination
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetch:
+    """Read a published training checkpoint into the memory of the ranks, checked; runs as `Persist` does."""
+
+    fetch_id: str
+    """By which `Load` asks for it."""
+    source: CheckpointRef
+    with_optimizer: bool
+    forget: tuple[str, ...] = ()
+    """Earlier ones that nobody loads any more."""
+
+
+PersistCommand: TypeAlias = Persist | Fetch
+"""What runs beside the train commands, in the same order on all ranks."""
 
 TrainCommand: TypeAlias = (
     CreateAdapter | RunBatch | StepOptimizer | Capture | Load | DropGradients | Unload

@@ -11,13 +11,12 @@ from lilo_engine.operations.operation import LoraSpec
 from lilo_engine.operations.reference import CheckpointRef
 from lilo_volume import Checkpoint, Group, SoloGroup, Volume, open_named
 
-from lilo_miles_backend.adapter_state import AdapterState
+from lilo_miles_backend.adapter_state import PARTS, AdapterState
 from lilo_miles_backend.checkpoints.dcp_reader import load_tensors, parse_metadata, shapes_of
 from lilo_miles_backend.checkpoints.dcp_writer import METADATA_NAME, expected_files
 from lilo_miles_backend.checkpoints.document import DOCUMENT_NAME, CheckpointDocument
 from lilo_miles_backend.checkpoints.outcome import done_alike
 from lilo_miles_backend.checkpoints.publication import TIMEOUT_S
-from lilo_miles_backend.checkpoints.training import PARTS
 from lilo_miles_backend.checkpoints.translate import volume_errors
 from lilo_miles_backend.shards import FactorShard
 

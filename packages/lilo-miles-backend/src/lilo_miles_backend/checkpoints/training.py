@@ -9,19 +9,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 
-import torch
 from lilo_engine.commands.command import Destination, Published
 from lilo_engine.errors import CommandFailed
 from lilo_volume import Attempt, Group, Volume
 
-from lilo_miles_backend.adapter_state import AdapterState
+from lilo_miles_backend.adapter_state import PARTS, AdapterState, flat_tensors
 from lilo_miles_backend.checkpoints.dcp_writer import save_state_dict
 from lilo_miles_backend.checkpoints.document import DOCUMENT_NAME, CheckpointDocument
 from lilo_miles_backend.checkpoints.outcome import done_alike
 from lilo_miles_backend.checkpoints.publication import ONE_RANK, publish
 from lilo_miles_backend.shards import FactorShard
-
-PARTS = ("weights", "exp_avg", "exp_avg_sq")
 
 
 def persist_training(
@@ -42,7 +39,7 @@ def persist_training(
     def write(attempt: Attempt) -> set[str] | None:
         check = functools.partial(_check_whole, state)
         done_alike(group, check, step="check the state", timeout_s=attempt.timeout_s)
-        files = save_state_dict(attempt, group, _state_dict(state), _shards(state))
+        files = save_state_dict(attempt, group, flat_tensors(state), _shards(state))
         if files is None:
             return None
         with attempt.create(DOCUMENT_NAME) as file:
@@ -51,14 +48,6 @@ def persist_training(
         return files | {DOCUMENT_NAME}
 
     return publish(volume, group, state, destination, layout=layout, write=write)
-
-
-def _state_dict(state: AdapterState) -> dict[str, torch.Tensor]:
-    tensors: dict[str, torch.Tensor] = {}
-    for part in PARTS:
-        named: Mapping[str, torch.Tensor] = getattr(state, part)
-        tensors |= {f"{part}.{name}": tensor for name, tensor in named.items()}
-    return tensors
 
 
 def _shards(state: AdapterState) -> dict[str, FactorShard]:

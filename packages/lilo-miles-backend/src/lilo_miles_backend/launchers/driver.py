@@ -40,7 +40,7 @@ from lilo_miles_backend.launchers.mailboxes import ORDERED, Begin, Leave, Mailbo
 from lilo_miles_backend.launchers.member import LinkLost, Member
 from lilo_miles_backend.launchers.pulse import Pulse
 from lilo_miles_backend.launchers.ranks import Reply
-from lilo_miles_backend.rank_commands import Persist, RankInfo, TrainCommand
+from lilo_miles_backend.rank_commands import Fetch, Persist, RankInfo, TrainCommand
 
 _log = logging.getLogger(__name__)
 
@@ -127,8 +127,23 @@ class DrivenRanks:
         mailbox: Mailbox = "persist" if command.destination.kind == "weights" else "publish"
         return cast(Published, self._exchange(mailbox, command, self._limits.command(command))[0])
 
+    def fetch(self, command: Fetch) -> None:
+        """Have every rank read its part of what will be loaded, beside `train`.
+
+        Raises:
+            LiloError: it cannot be loaded; the ranks go on.
+            BackendLost: the group is lost; names the first cause.
+        """
+        self._exchange("persist", command, self._limits.command(command))
+
     def progress(self) -> tuple[RankProgress, ...]:
-        """How far each rank has come; a rank that does not answer at once is told with what it last said."""
+        """How far each rank has come; a rank that does not answer at once is told with what it last said.
+
+        Raises:
+            BackendLost: the group is lost; names the first cause.
+        """
+        if self._lost.is_set():
+            raise BackendLost(self._cause)
         return self._pulse.read()
 
     def wait_lost(self) -> str:

@@ -23,7 +23,7 @@ from lilo_engine.errors import BackendLost, LiloError
 from lilo_miles_backend.config import BackendSettings
 from lilo_miles_backend.launchers.facts import local_facts
 from lilo_miles_backend.launchers.mailboxes import Beat, Begin, Done, Leave, RankFault
-from lilo_miles_backend.rank_commands import Persist, RankInfo, TrainCommand
+from lilo_miles_backend.rank_commands import Fetch, Persist, RankInfo, TrainCommand
 from lilo_miles_backend.ranks.place import RankPlace
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class RankHost:
             _log.exception("rank %d failed in %s", self._place.rank, type(command).__name__)
             return frames.encode(self._fault(command, error))
 
-    def _run(self, command: TrainCommand | Persist | Begin | Leave | Beat) -> object:
+    def _run(self, command: TrainCommand | Persist | Fetch | Begin | Leave | Beat) -> object:
         match command:
             case Beat():
                 return self._progress()
@@ -69,7 +69,7 @@ class RankHost:
                 if self._rank is not None:
                     self._rank.close()
                 return None
-            case Persist():
+            case Persist() | Fetch():
                 return self._started().persist(command)
             case _:
                 return self._started().execute(command)

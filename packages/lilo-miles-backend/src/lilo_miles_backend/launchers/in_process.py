@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from lilo_engine.commands.backend import BackendConfig
 from lilo_engine.commands.command import Published, RankProgress
 
 from lilo_miles_backend.config import BackendSettings
 from lilo_miles_backend.launchers.ranks import Reply
-from lilo_miles_backend.rank_commands import Persist, RankInfo, TrainCommand
+from lilo_miles_backend.rank_commands import Fetch, Persist, RankInfo, TrainCommand
 
 if TYPE_CHECKING:
     from lilo_miles_backend.ranks.rank import Rank
@@ -37,11 +37,20 @@ class InProcessRanks:
 
     def persist(self, command: Persist) -> Published:
         """Publish in the calling thread."""
-        return self._rank.persist(command)
+        return cast(Published, self._rank.persist(command))
+
+    def fetch(self, command: Fetch) -> None:
+        """Read in the calling thread."""
+        self._rank.persist(command)
 
     def progress(self) -> tuple[RankProgress, ...]:
         """The one rank's counters."""
         return (self._rank.progress(),)
+
+    def wait_lost(self) -> str:
+        """Never returns: the one rank is lost with its driver."""
+        threading.Event().wait()
+        raise AssertionError("nobody sets it")
 
     def close(self) -> None:
         """Leave the process groups and free the model."""

@@ -1,7 +1,7 @@
 """Mailboxes: the queues by which a driver reaches one rank, and what comes back out of them. Values only.
 
     train     every command of the GPU lane; the same order on all ranks
-    persist   publication of training states; the same order on all ranks, beside train
+    persist   training states are published, and fetched to be loaded; the same order on all ranks, beside train
     publish   publication of sampler weights, which capture gathered to rank 0: only there, needs no order
     beat      how far the rank has come; answered while the others work
 
@@ -80,6 +80,7 @@ def _register() -> None:
         rank_commands.DropGradients,
         rank_commands.Unload,
         rank_commands.Persist,
+        rank_commands.Fetch,
     )
 
 

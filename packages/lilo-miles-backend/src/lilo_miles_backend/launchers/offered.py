@@ -52,7 +52,6 @@ def _refused(definition: Definition) -> list[str]:
             "all",
         ),
         (not trainer.pack_models, "trainer.pack_models", trainer.pack_models, "false"),
-        (trainer.captures == "memory", "trainer.captures", trainer.captures, "memory"),
     ]
     return [
         f"{field} is {value!r} (offered: {offered})"

@@ -7,7 +7,7 @@ from typing import Protocol, TypeAlias
 
 from lilo_engine.commands.command import Output, Published, RankProgress
 
-from lilo_miles_backend.rank_commands import Persist, RankInfo, TrainCommand
+from lilo_miles_backend.rank_commands import Fetch, Persist, RankInfo, TrainCommand
 
 Reply: TypeAlias = "list[Output] | Mapping[str, float] | None"
 """Outputs of a batch, metrics of a step, nothing for the other commands."""
@@ -28,8 +28,16 @@ class Ranks(Protocol):
         """Broadcast a persist; may run at the same time as `train` and as other persists."""
         ...
 
+    def fetch(self, command: Fetch) -> None:
+        """Have every rank read its part of what will be loaded; as `persist`, beside `train`."""
+        ...
+
     def progress(self) -> tuple[RankProgress, ...]:
         """How far each rank has come; never waits for a command."""
+        ...
+
+    def wait_lost(self) -> str:
+        """Block until the ranks are lost: the first cause. Never returns where none can be lost alone, or after `close`."""
         ...
 
     def close(self) -> None:

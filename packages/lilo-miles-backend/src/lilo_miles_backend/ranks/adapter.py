@@ -16,6 +16,7 @@ from lilo_engine.operations.operation import LoraSpec
 
 from lilo_miles_backend.adapter_state import AdapterState
 from lilo_miles_backend.ranks.lora import Factors, LoraSite
+from lilo_miles_backend.shards import FactorShard
 
 
 class Adapter:
@@ -36,7 +37,8 @@ class Adapter:
         self.num_passes = 0
         """Backward passes in this gradient window; 0: there are no gradients."""
         self.trains_decoder = any(site.path is not None for site in sites)
-        self._sizes = _sizes(sites, spec.lora_rank)
+        self._shards = factor_shards(sites, spec.lora_rank)
+        self._sizes = {name: shard.shape for name, shard in self._shards.items()}
         count = sum(math.prod(size) for size in self._sizes.values())
         self.weights = torch.zeros(count, device=device)
         self.gradients = torch.zeros(count, device=device)
@@ -52,6 +54,11 @@ class Adapter:
             name: part.view(size)
             for (name, size), part in zip(self._sizes.items(), parts, strict=True)
         }
+
+    @property
+    def shards(self) -> Mapping[str, FactorShard]:
+        """Which part of each factor this rank holds, by name."""
+        return self._shards
 
     def drop_gradients(self) -> None:
         """Start a new window."""
@@ -72,6 +79,7 @@ class Adapter:
             weights=weights,
             exp_avg=exp_avg,
             exp_avg_sq=exp_avg_sq,
+            shards={name: shard for name, shard in self._shards.items() if shard.dim is not None},
         )
 
     def restore(self, state: AdapterState, *, with_optimizer: bool) -> None:
@@ -125,15 +133,15 @@ def initial_a(seed: int, module: str, size: tuple[int, ...]) -> torch.Tensor:
     return torch.empty(size).uniform_(-bound, bound, generator=generator)
 
 
-def _sizes(sites: Sequence[LoraSite], lora_rank: int) -> dict[str, tuple[int, int]]:
-    """Shapes by name in buffer order: the A's of a site first, next to each other, then its B's."""
-    sizes: dict[str, tuple[int, int]] = {}
+def factor_shards(sites: Sequence[LoraSite], lora_rank: int) -> dict[str, FactorShard]:
+    """This rank's part of each factor by name, in buffer order: the A's of a site next to each other, then its B's."""
+    shards: dict[str, FactorShard] = {}
     for site in sites:
         for module in site.modules:
-            sizes[f"{module.name}.lora_A"] = (lora_rank, module.in_features)
+            shards[f"{module.name}.lora_A"] = FactorShard(full=(lora_rank, module.in_features))
         for module in site.modules:
-            sizes[f"{module.name}.lora_B"] = (module.out_features, lora_rank)
-    return sizes
+            shards[f"{module.name}.lora_B"] = FactorShard(full=(module.out_features, lora_rank))
+    return shards
 
 
 def _stacked(named: Mapping[str, torch.Tensor], names: Sequence[str]) -> torch.Tensor:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import assert_never
 
 from lilo_definitions import resolve_source
@@ -18,18 +17,17 @@ from lilo_engine.commands.command import Batch, Output, Published, RankProgress,
 from lilo_engine.errors import InvalidRequest, LiloError
 from lilo_engine.operations.operation import ModelId
 from lilo_engine.operations.tensor import Tensor
-from lilo_engine.storage import open_checkpoints
-from lilo_volume import SoloGroup
 
-from lilo_miles_backend.checkpoints import load_training
 from lilo_miles_backend.config import BackendSettings
 from lilo_miles_backend.progress import Progress
 from lilo_miles_backend.rank_commands import (
     Capture,
     CreateAdapter,
     DropGradients,
+    Fetch,
     Load,
     Persist,
+    PersistCommand,
     RankInfo,
     RunBatch,
     StepOptimizer,
@@ -37,7 +35,6 @@ from lilo_miles_backend.rank_commands import (
     Unload,
 )
 from lilo_miles_backend.ranks.adapter import Adapter
-from lilo_miles_backend.ranks.captures import Captures
 from lilo_miles_backend.ranks.device import Device
 from lilo_miles_backend.ranks.forward_backward import NonFiniteLoss, PassLimits, run_pass
 from lilo_miles_backend.ranks.losses import LOSS_NAMES, Objective
@@ -47,6 +44,7 @@ from lilo_miles_backend.ranks.parallel import Parallel
 from lilo_miles_backend.ranks.place import RankPlace
 from lilo_miles_backend.ranks.residents import Residents
 from lilo_miles_backend.ranks.rows import assert_checked
+from lilo_miles_backend.ranks.storage import Storage
 
 _log = logging.getLogger(__name__)
 
@@ -106,7 +104,7 @@ class Rank:
                 case CreateAdapter():
                     self._residents.create(command.model_id, command.spec, command.drawn_seed)
                 case Capture():
-                    self._capture(command)
+                    self._storage.capture(command, self._residents.adapter(command.model_id))
                 case Load():
                     self._restore(command)
                 case DropGradients():
@@ -118,10 +116,16 @@ class Rank:
                     assert_never(command)
         return None
 
-    def persist(self, command: Persist) -> Published:
-        """Publish a capture; touches nothing that `execute` touches."""
+    def persist(self, command: PersistCommand) -> Published | None:
+        """Publish a capture, or fetch what will be loaded; touches nothing that `execute` touches."""
         with self._progress.of(type(command).__name__):
-            return self._captures.persist(command.capture_id, command.destination)
+            match command:
+                case Persist():
+                    return self._storage.persist(command)
+                case Fetch():
+                    return self._storage.fetch(command)
+                case _:
+                    assert_never(command)
 
     def progress(self) -> RankProgress:
         """How far this rank has come."""
@@ -143,7 +147,8 @@ class Rank:
         return self._residents.adapter(model_id)
 
     def close(self) -> None:
-        """Leave the process groups."""
+        """Let go of what waits, and leave the process groups."""
+        self._storage.close()
         self._parallel.leave()
 
     def _load(self, config: BackendConfig) -> None:
@@ -151,8 +156,7 @@ class Rank:
         folder = resolve_source(definition.model.source)
         self._model = BaseModel(definition, folder, self._device, self._parallel)
         self._residents = Residents(definition, self._model.sites, self._device.torch_device)
-        self._volume = open_checkpoints(Path(config.checkpoints_root))
-        self._captures = Captures(self._volume, SoloGroup())
+        self._storage = Storage(config, self._parallel, self._residents.shards_of)
         self._limits = PassLimits(
             max_tokens=definition.limits.max_tokens_per_rank,
             chunk_tokens=definition.limits.logprob_chunk_tokens,
@@ -205,16 +209,9 @@ class Rank:
             )
         return adamw_step(adapter, command.params)
 
-    def _capture(self, command: Capture) -> None:
-        adapter = self._residents.adapter(command.model_id)
-        state = adapter.export(
-            self._definition.model.name, with_optimizer=command.kind == "training"
-        )
-        self._captures.keep(command.capture_id, command.kind, state)
-
     def _restore(self, command: Load) -> None:
+        state = self._storage.take(command)
         adapter = self._residents.adapter(command.model_id)
-        state = load_training(self._volume, command.source, with_optimizer=command.with_optimizer)
         self._residents.check_fits(command.model_id, state, str(command.source))
         adapter.restore(state, with_optimizer=command.with_optimizer)
 

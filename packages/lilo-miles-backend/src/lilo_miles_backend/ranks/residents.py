@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,8 +13,9 @@ from lilo_engine.operations.lora_rules import groups_of, honoured
 from lilo_engine.operations.operation import LoraSpec, ModelId
 
 from lilo_miles_backend.adapter_state import AdapterState
-from lilo_miles_backend.ranks.adapter import Adapter
+from lilo_miles_backend.ranks.adapter import Adapter, factor_shards
 from lilo_miles_backend.ranks.lora import LoraSite
+from lilo_miles_backend.shards import FactorShard
 
 _log = logging.getLogger(__name__)
 
@@ -59,8 +60,15 @@ class Residents:
             raise Saturated(
                 f"all {self._definition.lora.slots} adapter slots are taken; unload a model or wait until one is idle"
             )
-        sites = [site for site in self._sites if site.group in groups_of(spec)]
-        self._held[model_id] = _Resident(asked=asked, adapter=Adapter(spec, sites, self._device))
+        adapter = Adapter(spec, self._sites_of(spec), self._device)
+        self._held[model_id] = _Resident(asked=asked, adapter=adapter)
+
+    def shards_of(self, spec: LoraSpec) -> Mapping[str, FactorShard]:
+        """Which factors an adapter of this shape has, and which part of each this rank holds; any thread may ask."""
+        return factor_shards(self._sites_of(spec), spec.lora_rank)
+
+    def _sites_of(self, spec: LoraSpec) -> list[LoraSite]:
+        return [site for site in self._sites if site.group in groups_of(spec)]
 
     def __contains__(self, model_id: ModelId) -> bool:
         """Whether the model is resident."""
