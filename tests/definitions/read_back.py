@@ -62,9 +62,16 @@ def of_trainer(definition: Definition, root: Path) -> dict[str, object]:
         "limits.logprob_chunk_tokens": rank._limits.chunk_tokens,
         "limits.distributed_timeout_minutes": timeout.total_seconds() / 60,
         "lora.alpha": rank.adapter("m0").spec.alpha,
+        "trainer.captures": _waits_in(backend, root),
     }
     backend.close()
     return found
+
+
+def _waits_in(backend: MilesBackend, root: Path) -> str:
+    """Where a capture waits to be published."""
+    backend.capture("m0", "training")
+    return "volume" if list(root.glob(".captures/*/*.safetensors")) else "memory"
 
 
 def _spec(lora_rank: int, definition: Definition) -> LoraSpec:

@@ -52,6 +52,7 @@ CHANGES = {
         "distributed_timeout_minutes": 4.5,
     },
     "sampler": {"sequences": 6, "max_adapters": 5, "ephemeral_versions": 3},
+    "trainer": {"captures": "volume"},
 }
 """Every field that something here honours, at another value than tiny's."""
 
@@ -69,6 +70,7 @@ READ_FROM_PROCESS = (
     "limits.distributed_timeout_minutes",
     "sampler.sequences",
     "sampler.max_adapters",
+    "trainer.captures",
 )
 
 READ_FROM_ENGINE = {
@@ -96,7 +98,6 @@ REFUSED = {
     },
     "trainer.keep_activations": {"trainer": {"keep_activations": "input"}},
     "trainer.pack_models": {"trainer": {"pack_models": True}},
-    "trainer.captures": {"trainer": {"captures": "volume"}},
 }
 """Values that no part of this version honours: the definition or the trainer refuses them."""
 
@@ -212,7 +213,7 @@ def test_what_is_not_built_is_refused_by_the_fields_name(field):
 def test_all_that_is_not_built_is_refused_in_one_message():
     with pytest.raises(InvalidRequest) as refusal:
         check_offered(lilo_definitions.get("qwen3_8_27b_miles_lora_256k"))
-    for field in ("model.family", "topology.cp", "trainer.keep_activations", "trainer.captures"):
+    for field in ("model.family", "topology.device", "trainer.keep_activations"):
         assert field in str(refusal.value)
 
 
