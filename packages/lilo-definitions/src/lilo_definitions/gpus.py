@@ -1,7 +1,8 @@
 """GPUs that a definition can name: memory and price, for the planner and for what a deployment costs.
 
-Memory is what CUDA reports of the card, in 10^9 bytes (an H200 reports 139.8 GiB). Prices are a public list's, per
-second of one GPU; `lilo plan --usd-per-gpu-hour` takes another.
+Memory is what CUDA reports of the card, in 10^9 bytes (an H200 reports 139.8 GiB). Prices are assumptions for estimates,
+noted in 2026-09 from a provider's public list; only the H200's was also seen in a published account of a run's cost.
+`lilo plan --usd-per-gpu-hour` takes yours.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Gpu:
     memory_bytes: float
     """All of it; the planner leaves a margin (`planner/memory.py`)."""
     usd_per_s: float
-    """Modal's list price of one GPU for one second, 2026-09."""
+    """Modal's list price of one GPU for one second as noted in 2026-09: an assumption, not a quotation."""
     speed: float
     """Dense bf16 speed relative to an H200's, by data sheet; the planner's measured rates are of an H200."""
 

@@ -110,7 +110,7 @@ def _show(planned: Deployment) -> None:
     cost = planned.cost
     console.print(
         f"cost         ${cost.trainer_usd:,.2f} an hour for the trainer, ${cost.least_usd:,.2f} to "
-        f"${cost.most_usd:,.2f} with the pool; list prices of {cost.prices_of}",
+        f"${cost.most_usd:,.2f} with the pool; estimated from list prices noted in {cost.prices_of}",
         soft_wrap=True,
     )
     for note in planned.notes:

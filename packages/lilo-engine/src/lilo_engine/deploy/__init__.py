@@ -1,12 +1,13 @@
 """Deploy: a definition on rented machines.
 
-    definition -> deployment.py (what would be created: pure data) -> modal.py (the provider's objects)
-    in a container: bodies.py -> cluster.py, bring_up.py (several nodes) -> head.py (front, engine, trainer) -> records.py
+    definition -> trainer_plan.py, sampler_plan.py -> deployment.py (what would be created: pure data) -> modal.py (objects)
+    in a container: bodies.py -> cluster.py, bring_up.py (several nodes) -> head.py (front, engine, trainer) -> resume.py, snapshots.py
 
 Nothing here imports the provider's client before it is needed.
 """
 
-from lilo_engine.deploy.deployment import Deployment, FunctionPlan, ImagePlan, Mount, Own, plan
+from lilo_engine.deploy.deployment import Deployment, plan
+from lilo_engine.deploy.function_plan import FunctionPlan, ImagePlan, Mount, Own
 from lilo_engine.deploy.prices import Cost
 
 __all__ = ["Cost", "Deployment", "FunctionPlan", "ImagePlan", "Mount", "Own", "plan"]

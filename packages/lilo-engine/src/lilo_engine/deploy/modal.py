@@ -13,7 +13,8 @@ import modal
 from modal.exception import AuthError
 
 from lilo_engine.deploy import bodies
-from lilo_engine.deploy.deployment import Deployment, FunctionPlan, ImagePlan
+from lilo_engine.deploy.deployment import Deployment
+from lilo_engine.deploy.function_plan import FunctionPlan, ImagePlan
 from lilo_engine.errors import LiloError
 
 _client: Any = modal

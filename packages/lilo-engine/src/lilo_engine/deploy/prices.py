@@ -1,6 +1,7 @@
-"""Prices: what containers cost per hour, from public list prices. GPU prices are those of `lilo_definitions.GPUS`.
+"""Prices: what containers cost per hour, estimated from list prices. GPU prices are those of `lilo_definitions.GPUS`.
 
-Not a quotation: regions, reservations and credits change it. Every figure that is shown carries the table's date.
+Assumptions, not a quotation: lists change, and regions, reservations and credits change what is paid. Every figure that is
+shown carries the month in which the prices were noted.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from dataclasses import dataclass
 from lilo_definitions import GPUS, GpuName
 
 PRICES_OF = "2026-09"
-"""Month of the list prices: of the GPUs (`lilo_definitions.GPUS`), and of cores and memory below."""
+"""Month in which the list prices were noted: of the GPUs (`lilo_definitions.GPUS`), and of cores and memory below."""
 USD_PER_CORE_HOUR = 0.0000131 * 3600
-"""One physical core (Modal's list price is per second)."""
+"""One physical core; Modal's list is per second. With memory it is under a tenth of what GPUs cost."""
 USD_PER_GIB_HOUR = 0.00000222 * 3600
 """One GiB of host memory."""
 
