@@ -86,6 +86,7 @@ def destination_of(model: Model, operation: SaveState | SaveSampler) -> Destinat
     """Where a save goes, with what a catalogue must know of it without records."""
     metadata = {
         "session_id": model.request.session_id,
+        "owner": model.request.owner,
         "user_metadata": json.dumps(dict(operation.user_metadata)),
     }
     if operation.ttl_s is not None:
