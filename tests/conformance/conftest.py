@@ -22,6 +22,8 @@ from lilo_engine.requests.front import FrontSettings
 from lilo_engine.sampling.launcher import MemorySamplerLauncher
 
 KEY = "tml-conformance"
+STRANGERS_KEY = "tml-conformance-stranger"
+"""Another tenant's."""
 PROTOBUF = "application/x-protobuf"
 
 
@@ -88,6 +90,7 @@ def serve(data_dir: Path, settings: FrontSettings) -> Iterator[Served]:
     data.create()
     control = open_control(data)
     control.keys.create("test", time.time(), key=KEY)
+    control.keys.create("stranger", time.time(), key=STRANGERS_KEY)
     parts = Parts(
         definition=definition,
         data=data,
