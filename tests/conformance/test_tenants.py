@@ -208,10 +208,14 @@ NAMES_NO_THING = {"project_id", "destination_project_id"}
 
 def outcome(call: Call, stranger: Stranger, things: Things) -> tuple[type, str]:
     """How a call ended: the error and its words, without the names."""
-    with pytest.raises((tinker.TinkerError, tinker.RequestFailedError)) as caught:
+
+    def done() -> None:
         found = call(stranger, things)
         if hasattr(found, "result"):
             found.result(timeout=LIMIT_S)
+
+    with pytest.raises((tinker.TinkerError, tinker.RequestFailedError)) as caught:
+        done()
     words = str(caught.value)
     for name in (things.run_id, things.session_id, things.sampler_id):
         words = words.replace(name, "NAME")
