@@ -32,8 +32,11 @@ def client(tiny, tmp_path):
     }
     theirs = {channel: [their for _, their in members] for channel, members in pairs.items()}
     ours = {channel: [our for our, _ in members] for channel, members in pairs.items()}
+    lost = []
     server = threading.Thread(
-        target=bridge_server.serve, args=(backend, theirs), kwargs={"epoch": 1}
+        target=bridge_server.serve,
+        args=(backend, theirs),
+        kwargs={"epoch": 1, "on_lost": lost.append},
     )
     server.start()
     client = BridgeClient(ours, epoch=1, limits=tiny.limits)
@@ -42,6 +45,7 @@ def client(tiny, tmp_path):
     client.release()
     server.join(5)
     assert not server.is_alive()
+    assert all("cannot travel" in cause for cause in lost)
     for members in theirs.values():
         for stream in members:
             stream.close()

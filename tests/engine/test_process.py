@@ -11,9 +11,10 @@ import time
 import anyio
 import psutil
 import pytest
+from lilo_engine.commands.child import describe_exit
 from lilo_engine.commands.command import Batch, WorkItem
 from lilo_engine.commands.launcher import ProcessLauncher
-from lilo_engine.commands.process import describe_exit, start_process
+from lilo_engine.commands.process import start_process
 from lilo_engine.errors import BackendLost, Gone, InvalidRequest, Unavailable
 from lilo_engine.operations.operation import ModelId
 
@@ -189,7 +190,8 @@ def test_the_end_of_the_child_wakes_whoever_waits(child):
     caller = threading.Thread(target=call)
     caller.start()
     os.kill(process.pid, signal.SIGKILL)
-    assert process.wait() == f"the backend process {process.pid} was ended by signal 9 (SIGKILL)"
+    cause = process.wait_lost()
+    assert cause.startswith(f"the backend process {process.pid} was ended by signal 9 (SIGKILL)")
     caller.join(5)
     assert len(raised) == 1
 

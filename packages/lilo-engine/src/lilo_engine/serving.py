@@ -2,6 +2,7 @@
 
     GPU lane       waits for: work that can start        unblocked by: submissions, finished saves, new models
     a persist      waits for: the trainer                 unblocked by: its answer; then its lane is free again
+    look           waits for: some seconds                unblocked by: the clock
     watch          waits for: the end of the trainer      unblocked by: the launcher
 
 All of them live in one task group: the first loss ends them all, and nothing is sent to that trainer again.
@@ -17,9 +18,9 @@ import anyio.abc
 
 from lilo_engine.commands.command import CaptureId
 from lilo_engine.commands.dispatch import Dispatcher, Outcome
-from lilo_engine.commands.launcher import EXIT_NEWS_LIMIT_S, RunningBackend
+from lilo_engine.commands.launcher import LOSS_NEWS_LIMIT_S, RunningBackend
 from lilo_engine.console.recorder import Recorder
-from lilo_engine.errors import BackendLost, LiloError
+from lilo_engine.errors import BackendLost, LiloError, Unavailable
 from lilo_engine.hosting import Hosting
 from lilo_engine.journal import Journal
 from lilo_engine.operations.ledger import Entry
@@ -37,6 +38,11 @@ from lilo_engine.schedule.plan import Plan
 from lilo_engine.work import Work
 
 _log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 5.0
+"""How long a trainer that is lost while nothing runs may go unnoticed."""
+MAX_SILENT_LOOKS = 6
+"""An idle trainer has nothing to do but to answer; half a minute of silence is no hiccup."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,17 +85,36 @@ class Serving:
         try:
             async with anyio.create_task_group() as lanes:
                 lanes.start_soon(self._watch, causes, lanes.cancel_scope)
+                lanes.start_soon(self._look)
                 lanes.start_soon(self._gpu_lane, lanes)
         except* BackendLost as group:
             causes.append(_first(group))
-            # The news of the exit says more than the connection that it broke.
-            with anyio.move_on_after(EXIT_NEWS_LIMIT_S):
+            # The first cause says more than the connection that it broke.
+            with anyio.move_on_after(LOSS_NEWS_LIMIT_S):
                 causes.insert(0, await self.running.wait_lost())
         return causes[0]
 
     async def _watch(self, causes: list[str], scope: anyio.CancelScope) -> None:
         causes.append(await self.running.wait_lost())
         scope.cancel()
+
+    async def _look(self) -> None:
+        """Ask a trainer for its progress, so that one that is lost while nothing runs is noticed. Ended by its group.
+
+        A command that runs has its own limit; a trainer that is busy may be silent.
+        """
+        strikes = 0
+        while strikes < MAX_SILENT_LOOKS:
+            await anyio.sleep(LOOK_EVERY_S)
+            try:
+                await self._dispatcher.health()
+                strikes = 0
+            except Unavailable:
+                strikes = 0 if self.recorder.running else strikes + 1
+        raise BackendLost(
+            f"it did not tell its progress {strikes} times in a row, over {strikes * LOOK_EVERY_S:.0f} s in which "
+            "nothing was asked of it"
+        )
 
     async def _gpu_lane(self, lanes: anyio.abc.TaskGroup) -> None:
         while not self.draining.is_set():

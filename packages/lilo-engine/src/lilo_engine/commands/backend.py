@@ -89,6 +89,13 @@ class Backend(Protocol):
         """Progress of the driver and of each rank."""
         ...
 
+    def wait_lost(self) -> str:
+        """Block until it is lost although nothing may have been asked of it: the first cause, in words.
+
+        Waited for in a thread of its own. One that cannot be lost by itself, or was closed, never returns.
+        """
+        ...
+
     def close(self) -> None:
         """Free everything; nothing may be called afterwards."""
         ...

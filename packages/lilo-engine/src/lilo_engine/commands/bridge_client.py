@@ -1,8 +1,8 @@
 """Bridge client: a Backend whose work is done in another process. Blocking; `dispatch.py` calls it from threads.
 
-Nothing is ever sent twice. A lost reply, a limit that ran out or any transport error fences the client once and
-for all: nobody can know whether the command was carried out, so nothing more is sent, and every waiting or later
-call raises BackendLost with the first cause.
+Nothing is ever sent twice. A lost reply, a limit that ran out without progress (`strikes.py`) or any transport error
+fences the client once and for all: nobody can know whether the command was carried out, so nothing more is sent, and
+every waiting or later call raises BackendLost with the first cause.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import queue
 import socket
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -37,6 +38,7 @@ from lilo_engine.commands.command import (
 )
 from lilo_engine.commands.connection import Connection
 from lilo_engine.commands.frames import FrameError
+from lilo_engine.commands.strikes import Strikes
 from lilo_engine.errors import BackendLost, LiloError, Unavailable
 from lilo_engine.operations.operation import AdamParams, LoraSpec, ModelId
 from lilo_engine.operations.reference import CheckpointRef
@@ -65,13 +67,22 @@ class BridgeClient:
                 self._free[channel].put(next(connections))
         self._counts = {channel: len(streams[channel]) for channel in CHANNELS}
         self._fence = threading.Lock()
+        self._fenced = threading.Event()
         self._cause: str | None = None
+        self.was_told = False
+        """Whether the cause is what the trainer said of itself."""
         self._health_owed = False
         """Whether an answer is still to come on the health connection."""
 
     @property
     def cause(self) -> str | None:
         """Why it is fenced, or None."""
+        return self._cause
+
+    def wait_lost(self) -> str:
+        """Block until it is fenced: the cause."""
+        self._fenced.wait()
+        assert self._cause is not None
         return self._cause
 
     def describe(self) -> BackendInfo:
@@ -144,12 +155,19 @@ class BridgeClient:
                 )
         self.fence("it was closed")
 
-    def fence(self, cause: str) -> None:
-        """Send nothing any more and wake everybody who waits; the first cause is kept."""
+    def fence(self, cause: str, *, told: bool = False) -> None:
+        """Send nothing any more and wake everybody who waits; the first cause is kept.
+
+        Args:
+            cause: in words.
+            told: the trainer said it of itself.
+        """
         with self._fence:
             if self._cause is not None:
                 return
             self._cause = cause
+            self.was_told = told
+        self._fenced.set()
         for connection in self._all:
             connection.shutdown()
 
@@ -172,6 +190,8 @@ class BridgeClient:
         self._health_owed = False
         if isinstance(answer, Reply) and isinstance(answer.value, Health):
             return answer.value
+        if isinstance(answer, BackendLost):
+            raise self._lost(answer.message, told=True)
         raise self._lost(f"it answered health with {answer!r:.200}")
 
     @staticmethod
@@ -200,7 +220,7 @@ class BridgeClient:
         finally:
             self._free[channel].put(connection)
         if isinstance(answer, BackendLost):
-            raise self._lost(answer.message)
+            raise self._lost(answer.message, told=True)
         if isinstance(answer, LiloError):
             raise answer
         if not isinstance(answer, Reply):
@@ -214,14 +234,37 @@ class BridgeClient:
             raise BackendLost(self._cause)
         try:
             connection.send(command, limit_s)
+            self._await_answer(connection, limit_s)
+            # It has begun to come, and the rest of it follows as fast as it can be read.
             return connection.receive(limit_s)
         except TimeoutError:
-            raise self._lost(f"it did not answer {command.method} within {words}") from None
+            raise self._lost(
+                f"it did not answer {command.method} and made no progress within {words}"
+            ) from None
         except (OSError, EOFError, FrameError) as error:
             text = str(error) or type(error).__name__
             raise self._lost(f"the connection broke during {command.method}: {text}") from error
 
-    def _lost(self, cause: str) -> BackendLost:
+    def _await_answer(self, connection: Connection, limit_s: float) -> None:
+        """Block until an answer begins to come, for as long as the trainer gets on.
+
+        Raises:
+            TimeoutError: it has not got on for the limit.
+        """
+        strikes = Strikes(limit_s=limit_s, since_s=time.monotonic())
+        while not connection.wait_readable(strikes.until_look_s(time.monotonic())):
+            if strikes.look(time.monotonic(), self._still_s()):
+                raise TimeoutError
+
+    def _still_s(self) -> float | None:
+        """How long ago the trainer, or any rank of it, last got on; None when it does not say."""
+        try:
+            health = self.health()
+        except Unavailable:
+            return None
+        return min((rank.age_s for rank in health.ranks), default=health.age_s)
+
+    def _lost(self, cause: str, *, told: bool = False) -> BackendLost:
         """Fence, and give the error with the first cause there was."""
-        self.fence(cause)
+        self.fence(cause, told=told)
         return BackendLost(self._cause or cause)

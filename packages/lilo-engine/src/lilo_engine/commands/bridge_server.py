@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from lilo_engine.commands.backend import Backend
 from lilo_engine.commands.bridge import CHANNEL_OF, Channel, Command, Reply
@@ -21,41 +21,62 @@ _log = logging.getLogger(__name__)
 
 
 def serve(
-    backend: Backend, streams: Mapping[Channel, Sequence[socket.socket]], *, epoch: int
+    backend: Backend,
+    streams: Mapping[Channel, Sequence[socket.socket]],
+    *,
+    epoch: int,
+    on_lost: Callable[[str], None],
 ) -> None:
-    """Answer commands until `close` was called, the trainer is lost, or the other side is gone."""
+    """Answer commands until `close` was called, the trainer is lost, or the other side is gone.
+
+    Args:
+        backend: the trainer.
+        streams: connected sockets, by channel.
+        epoch: of this trainer; commands for another one are refused.
+        on_lost: called from any thread with the cause when the trainer gave itself up, after the answer was sent.
+    """
     for channel, members in streams.items():
         if channel == "gpu":
             continue
         for stream in members:
             threading.Thread(
                 target=_serve_channel,
-                args=(backend, Connection(stream), channel, epoch),
+                args=(backend, Connection(stream), channel, epoch, on_lost),
                 name=f"bridge-{channel}",
                 daemon=True,
             ).start()
     (gpu,) = streams["gpu"]
-    _serve_channel(backend, Connection(gpu), "gpu", epoch)
+    _serve_channel(backend, Connection(gpu), "gpu", epoch, on_lost)
 
 
-def _serve_channel(backend: Backend, connection: Connection, channel: Channel, epoch: int) -> None:
+def _serve_channel(
+    backend: Backend,
+    connection: Connection,
+    channel: Channel,
+    epoch: int,
+    on_lost: Callable[[str], None],
+) -> None:
     """Answer one connection; it is shut at the end, so that nobody waits for an answer that cannot come."""
+    lost: BackendLost | None = None
     try:
         goes_on = True
         while goes_on:
             command = connection.receive(None)
             answer = _answer(backend, command, channel, epoch)
-            goes_on = not isinstance(answer, BackendLost) and command.method != "close"
             try:
                 connection.send(answer, None)
             except FrameError as error:
-                goes_on = False
-                lost = f"the answer to {command.method} cannot travel: {error}"
-                connection.send(BackendLost(lost), None)
+                answer = BackendLost(f"the answer to {command.method} cannot travel: {error}")
+                connection.send(answer, None)
+            if isinstance(answer, BackendLost):
+                lost = answer
+            goes_on = lost is None and command.method != "close"
     except (OSError, EOFError, FrameError) as error:
         _log.info("the %s connection ended: %s", channel, error)
     finally:
         connection.shutdown()
+    if lost is not None:
+        on_lost(lost.message)
 
 
 def _answer(backend: Backend, command: object, channel: Channel, epoch: int) -> Reply | LiloError:

@@ -16,6 +16,7 @@ from lilo_engine.commands.command import (
     Batch,
     CaptureId,
     Destination,
+    Health,
     Output,
     Published,
     WorkItem,
@@ -49,6 +50,14 @@ class Dispatcher:
     async def describe(self) -> BackendInfo:
         """What the trainer can do."""
         return await self._call(self.backend.describe)
+
+    async def health(self) -> Health:
+        """Its progress.
+
+        Raises:
+            Unavailable: it did not tell in time.
+        """
+        return await self._call(self.backend.health)
 
     async def create(self, request: CreateModel) -> LiloError | None:
         """Make the adapter and load its source; when that fails, nothing of it stays."""

@@ -23,8 +23,8 @@ from lilo_engine.commands.process import BackendProcess, start_process
 from lilo_engine.commands.threads import in_thread
 from lilo_engine.errors import BackendLost, LiloError
 
-EXIT_NEWS_LIMIT_S = 0.3
-"""A broken connection and the news of the exit that broke it come within this of each other."""
+LOSS_NEWS_LIMIT_S = 1.0
+"""A command that failed and the cause of its failure come within this of each other; see `process.py`."""
 
 
 class RunningBackend(Protocol):
@@ -36,7 +36,7 @@ class RunningBackend(Protocol):
         ...
 
     async def wait_lost(self) -> str:
-        """Return when it is gone for good: the cause, in words."""
+        """Return when it is of no use any more: the first cause, in words."""
         ...
 
     async def stop(self) -> None:
@@ -86,7 +86,7 @@ class ProcessLauncher:
             await in_thread(child.client.describe)
         except LiloError as error:
             cause = error.message
-            with anyio.move_on_after(EXIT_NEWS_LIMIT_S):
+            with anyio.move_on_after(LOSS_NEWS_LIMIT_S):
                 cause = await running.wait_lost()
             await running.stop()
             raise BackendLost(
@@ -108,7 +108,7 @@ class _RunningProcess:
         return self._child.client
 
     async def wait_lost(self) -> str:
-        return await in_thread(self._child.wait)
+        return await in_thread(self._child.wait_lost)
 
     async def stop(self) -> None:
         await anyio.to_thread.run_sync(self._child.stop)

@@ -175,6 +175,11 @@ class MemoryBackend:
                 ranks=(rank,),
             )
 
+    def wait_lost(self) -> str:
+        """Never returns: nothing of it can be lost alone."""
+        threading.Event().wait()
+        raise AssertionError("nobody sets it")
+
     def close(self) -> None:
         """Forget everything."""
         self._adapters.clear()

@@ -1,17 +1,8 @@
-"""Process: one backend child: started, watched, and ended, every wait bounded. Used by `launcher.py` only.
-
-The child leads a session of its own, so that a Ctrl-C at the terminal reaches the server alone and a signal to the
-group reaches every rank that the child started.
-"""
+"""Process: the trainer in a child and the client of its bridge. Used by `launcher.py` only."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,70 +11,56 @@ from lilo_definitions import Definition
 
 from lilo_engine.commands.bridge import CHANNELS, Channel, connections
 from lilo_engine.commands.bridge_client import BridgeClient
+from lilo_engine.commands.child import Child, start_child
 from lilo_engine.commands.serve_backend import ChildConfig
-from lilo_engine.log_tail import last_words
 
-LEAVE_LIMIT_S = 2.0
-"""From the end of its standard input until SIGTERM."""
-TERMINATE_LIMIT_S = 2.0
-"""From SIGTERM until SIGKILL."""
-KILL_LIMIT_S = 5.0
-"""From SIGKILL until we stop waiting: only a process stuck in the kernel takes longer."""
+EXIT_NEWS_LIMIT_S = 0.3
+"""A broken connection and the news of the exit that broke it come within this of each other."""
+QUOTED_LINES = 4
+"""Of the log of a trainer that was lost: every model's client reads them, and the last ones tell the cause."""
 
 
 class BackendProcess:
     """A running child and the client of its bridge."""
 
-    def __init__(
-        self, child: subprocess.Popen[bytes], client: BridgeClient, log_path: Path, log_start: int
-    ) -> None:
+    def __init__(self, child: Child, client: BridgeClient) -> None:
         self.client = client
         self._child = child
-        self._log_path = log_path
-        self._log_start = log_start
-        self._stop = threading.Lock()
+        threading.Thread(target=self._watch, name=f"watches {self.pid}", daemon=True).start()
 
     @property
     def pid(self) -> int:
         """Of the child; also its session and process group."""
         return self._child.pid
 
-    def wait(self) -> str:
-        """Block until the child has ended; how, in words."""
-        code = self._child.wait()
-        # The reply in flight can never come now; waking its reader is quicker than its limit.
-        cause = f"the backend process {self.pid} {describe_exit(code)}"
-        self.client.fence(cause)
-        return cause
+    def wait_lost(self) -> str:
+        """Block until it is of no use any more: the first cause, in words.
+
+        That is what the trainer said of itself if it did, else how its process ended, else what broke the bridge.
+        """
+        cause = self.client.wait_lost()
+        ended = self._child.wait(EXIT_NEWS_LIMIT_S)
+        if not ended:
+            return cause
+        how = f"the backend process {self.pid} {self._child.exit}"
+        if self.client.was_told:
+            return f"{cause} ({how})"
+        return f"{how}; {self._child.last_words(QUOTED_LINES)}"
 
     def last_words(self) -> str:
         """The last lines that this child wrote, for an error."""
-        return last_words(self._log_path, self._log_start)
+        return self._child.last_words()
 
     def stop(self) -> None:
-        """End the child and everything it started; blocks for at most the sum of the limits above."""
-        with self._stop:
-            self.client.close()
-            if self._child.stdin is not None:
-                with contextlib.suppress(OSError):
-                    self._child.stdin.close()
-            for number, limit_s in (
-                (None, LEAVE_LIMIT_S),
-                (signal.SIGTERM, TERMINATE_LIMIT_S),
-                (signal.SIGKILL, KILL_LIMIT_S),
-            ):
-                if number is not None:
-                    self._signal(number)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._child.wait(limit_s)
-                    break
-            # Ranks may outlive their driver; they are in its group.
-            self._signal(signal.SIGKILL)
-            self.client.release()
+        """End the child and everything it started; blocks for a few seconds at most."""
+        self.client.close()
+        self._child.stop()
+        self.client.release()
 
-    def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, number)
+    def _watch(self) -> None:
+        self._child.wait()
+        # The reply in flight can never come now; waking its reader is quicker than its limit.
+        self.client.fence(f"the backend process {self.pid} {self._child.exit}")
 
 
 def start_process(
@@ -108,52 +85,20 @@ def start_process(
         epoch=epoch,
         descriptors={channel: [s.fileno() for s in members] for channel, members in theirs.items()},
     )
+    descriptors = [fd for members in config.descriptors.values() for fd in members]
     try:
-        log_path.parent.mkdir(parents=True, exist_ok=True)
-        log_start = log_path.stat().st_size if log_path.exists() else 0
-        child = _spawn(config, log_path)
+        child = start_child(
+            "lilo_engine.commands.serve_backend", config.model_dump_json(), descriptors, log_path
+        )
     except OSError:
         _close(ours)
         raise
     finally:
         _close(theirs)
-    client = BridgeClient(ours, epoch=epoch, limits=definition.limits)
-    return BackendProcess(child, client, log_path, log_start)
-
-
-def describe_exit(code: int) -> str:
-    """An exit status in words: a negative one is a signal."""
-    if code < 0:
-        try:
-            name = signal.Signals(-code).name
-        except ValueError:
-            name = "unknown"
-        return f"was ended by signal {-code} ({name})"
-    return f"exited with code {code}"
+    return BackendProcess(child, BridgeClient(ours, epoch=epoch, limits=definition.limits))
 
 
 def _close(streams: Mapping[Channel, Sequence[socket.socket]]) -> None:
     for members in streams.values():
         for stream in members:
             stream.close()
-
-
-def _spawn(config: ChildConfig, log_path: Path) -> subprocess.Popen[bytes]:
-    with log_path.open("ab") as log:
-        child = subprocess.Popen(
-            # -P: a file in the working directory must not stand in for a module.
-            [sys.executable, "-P", "-m", "lilo_engine.commands.serve_backend"],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            pass_fds=[fd for members in config.descriptors.values() for fd in members],
-        )
-    assert child.stdin is not None
-    try:
-        child.stdin.write(config.model_dump_json().encode() + b"\n")
-        child.stdin.flush()
-    except BrokenPipeError:
-        # It ended already; whoever waits for it says how.
-        pass
-    return child

@@ -1,8 +1,6 @@
 """Serve backend: main of the backend process: `python -m lilo_engine.commands.serve_backend`. Not for people.
 
-Standard input brings one line of JSON (`ChildConfig`) and then stays open for as long as the parent lives: when it
-ends, however the parent died, this process ends at once. The streams are inherited descriptors: they have no name,
-so nobody else can connect.
+`child.py` says how it is started and ends with its parent; `ChildConfig` is the line that it is told.
 """
 
 from __future__ import annotations
@@ -10,21 +8,25 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import sys
 import threading
+import time
 
 from lilo_definitions import Definition
 from pydantic import BaseModel, ConfigDict
 
 from lilo_engine.commands import bridge_server
-from lilo_engine.commands.backend import BackendConfig
+from lilo_engine.commands.backend import Backend, BackendConfig
 from lilo_engine.commands.bridge import Channel
+from lilo_engine.commands.child import begin_child
 from lilo_engine.commands.discovery import find_backend
 
 _log = logging.getLogger(__name__)
 
-ORPHANED = 3
-"""Exit code when the parent is gone."""
+LOST = 4
+"""Exit code when the trainer gave itself up; its cause is the last line of the log."""
+
+ANSWER_S = 0.5
+"""For the answer to the command in which a trainer was lost: it tells the cause better than the log does."""
 
 
 class ChildConfig(BaseModel):
@@ -43,11 +45,7 @@ class ChildConfig(BaseModel):
 
 def main() -> None:
     """Read the config, build the trainer, serve it until told to close."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    config = ChildConfig.model_validate_json(sys.stdin.buffer.readline())
-    threading.Thread(target=_end_with_parent, args=(sys.stdin.fileno(),), daemon=True).start()
+    config = ChildConfig.model_validate_json(begin_child())
     streams: dict[Channel, list[socket.socket]] = {
         channel: [socket.socket(fileno=descriptor) for descriptor in descriptors]
         for channel, descriptors in config.descriptors.items()
@@ -63,19 +61,26 @@ def main() -> None:
         )
     )
     _log.info("backend %s is ready, epoch %d", config.backend, config.epoch)
-    bridge_server.serve(backend, streams, epoch=config.epoch)
+    threading.Thread(target=_end_when_lost, args=(backend,), daemon=True).start()
+    bridge_server.serve(backend, streams, epoch=config.epoch, on_lost=_end_lost)
 
 
-def _end_with_parent(descriptor: int) -> None:
-    """Block until the parent is gone; ranks that this process started must watch it in turn.
+def _end_when_lost(backend: Backend) -> None:
+    """Nobody may be asking it anything when it is lost; whoever is gets its answer first."""
+    cause = backend.wait_lost()
+    time.sleep(ANSWER_S)
+    _end_lost(cause)
 
-    It reads the bare descriptor: a lock of `sys.stdin` held by this thread would abort an orderly exit.
+
+def _end_lost(cause: str) -> None:
+    """The trainer said that it is lost: the process ends, whatever its threads stand in.
+
+    An answer that says so lies in the socket, where it outlives this process; the line in the log is for a loss that
+    nobody was waiting to hear of.
     """
-    while os.read(descriptor, 4096):
-        pass
-    _log.warning("standard input ended: the parent is gone, or wants this to end")
+    _log.error("the trainer is lost: %s", cause)
     logging.shutdown()
-    os._exit(ORPHANED)
+    os._exit(LOST)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from pathlib import Path
 from lilo_engine.commands.backend import BackendConfig
 from lilo_engine.commands.connection import Connection
 from lilo_engine.commands.frames import FrameError
-from lilo_engine.commands.process import describe_exit
+from lilo_engine.commands.child import describe_exit
 
 from lilo_miles_backend.config import BackendSettings, environment_with
 from lilo_miles_backend.launchers.driver import DrivenRanks
