@@ -241,7 +241,7 @@ def test_polls_for_completions_go_on_from_their_cursor_and_each_client_sees_its_
     second = sample(1)
     later = poll(prev_cursor=seen["cursor"], retrieved_request_ids=[first, other])
     assert [one["request_id"] for one in later["completions"]] == [second]
-    assert served.retrieve(first).status_code == 404
+    assert served.retrieve(first).status_code == 410, "forgotten; sent again, it would be done anew"
     assert served.retrieve(other).status_code == 200, "another client's answer stays"
     joined = [
         served.post("join_sampling_session", {"sampling_session_id": session_id}).json()

@@ -5,7 +5,7 @@ import time
 import anyio
 import pytest
 from lilo_engine.console.chrome_trace import chrome_trace
-from lilo_engine.console.metrics import Metrics, Sources
+from lilo_engine.console.metrics import EngineMetrics, ServerMetrics
 from lilo_engine.console.recorder import KEPT_SPANS, Recorder
 from lilo_engine.console.run_report import run_report
 from lilo_engine.operations.operation import ModelId
@@ -134,8 +134,8 @@ async def test_what_ran_when_the_trainer_was_lost_counts_as_failed(build, runnin
 async def test_metrics_are_text_that_prometheus_reads(build, running):
     async with running() as rig:
         await train(rig, build, "m")
-        metrics = Metrics(Sources(recorder=rig.engine.recorder, answers=lambda: {200: 3}))
-        text = metrics.text(await rig.engine.state(), 7).decode()
+        text = EngineMetrics(rig.engine.recorder).text(await rig.engine.state())
+    text += ServerMetrics({200: 3}).text(7)
     assert 'lilo_operations_total{command="optim_step",outcome="done"} 2.0' in text
     assert 'lilo_command_seconds_bucket{command="persist",le="+Inf"} 1.0' in text
     assert 'lilo_http_responses_total{status="200"} 3.0' in text

@@ -150,7 +150,7 @@ class Samples:
     adapters_in_use: set[str] = field(default_factory=set)
     forgotten: list[str] = field(default_factory=list)
 
-    def forget(self, session_id: str) -> None:
+    async def forget(self, session_id: str) -> None:
         self.forgotten.append(session_id)
 
 

@@ -1,7 +1,11 @@
-"""Composition root: the only file that knows every part. Builds the HTTP app; its lifespan is one task group.
+"""Composition root: the only file that knows every part. Builds HTTP apps; the lifespan of each is one task group.
 
-    launchers -> Engine, SamplingManager -> Front -> routes
+    launchers -> Engine, SamplingManager                   -> Front -> routes      `build_app`: all in one process
     Records + volume -> Control -> journal (to the engine), sweeper
+
+    launchers -> Engine, SamplingManager -> EngineServer                           `build_engine_app`: `lilo engine`
+                                                 ^
+                                Line -> RemoteEngine, RemoteSampling -> Front      `build_front_app`: `lilo front`
 
 `lilo serve` passes launchers that start processes; tests and benchmarks pass those that stay in memory.
 """
@@ -11,20 +15,31 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from pathlib import Path
 
 import anyio
 from fastapi import FastAPI
 from lilo_definitions import Definition, resolve_source
+from starlette.applications import Starlette
 
 from lilo_engine.commands.launcher import Launcher, ProcessLauncher
 from lilo_engine.config import DataFolder
-from lilo_engine.console.metrics import Metrics, Sources
+from lilo_engine.console.engine_view import EngineView, LocalView
+from lilo_engine.console.metrics import ServerMetrics
 from lilo_engine.control.control import Control
+from lilo_engine.control.engine_address import fronts_secret
+from lilo_engine.control.lease import Lease
 from lilo_engine.control.records import Records
 from lilo_engine.control.sweeper import Sweeper, SweepSettings
+from lilo_engine.control.upkeep import Upkeep
 from lilo_engine.engine import Engine
+from lilo_engine.remote.calls import Hello
+from lilo_engine.remote.client import RemoteEngine, RemoteSampling, RemoteView
+from lilo_engine.remote.line import Line
+from lilo_engine.remote.server import Answering, engine_server
 from lilo_engine.requests import (
     checkpoints,
     console,
@@ -46,6 +61,7 @@ from lilo_engine.requests.front import Front, FrontSettings
 from lilo_engine.requests.plain_route import PlainRoutes
 from lilo_engine.sampling.launcher import ProcessSamplerLauncher, SamplerLauncher
 from lilo_engine.sampling.manager import SamplingManager
+from lilo_engine.sampling_client import LocalSampling
 from lilo_engine.storage import open_checkpoints
 
 PREFIX = "/api/v1"
@@ -88,12 +104,27 @@ class Parts:
     """How sampling engines are started."""
     control: Control
     settings: ServerSettings = field(default_factory=ServerSettings)
+    lease: Lease | None = None
+    """Held on the records; renewed while the app runs. None: nobody else can be on them."""
 
     @classmethod
     def of_processes(
-        cls, definition: Definition, data: DataFolder, settings: ServerSettings
+        cls,
+        definition: Definition,
+        data: DataFolder,
+        settings: ServerSettings,
+        records: Records | None = None,
+        lease: Lease | None = None,
     ) -> Parts:
-        """A trainer and a sampling engine in processes of their own; the folder must exist."""
+        """A trainer and a sampling engine in processes of their own; the folder must exist.
+
+        Args:
+            definition: what is served.
+            data: where checkpoints, logs and, if no records are given, the records are.
+            settings: limits of the server.
+            records: those to use, if a lease is held on them.
+            lease: see `Parts.lease`.
+        """
         return cls(
             definition=definition,
             data=data,
@@ -105,54 +136,163 @@ class Parts:
             sampler_launcher=ProcessSamplerLauncher(
                 definition=definition, log_file=data.logs / "sampler.log"
             ),
-            control=open_control(data),
+            control=open_control(data, records=records),
             settings=settings,
+            lease=lease,
         )
 
 
-def open_control(data: DataFolder, clock: Callable[[], float] = time.time) -> Control:
-    """The control plane of a data folder."""
-    return Control.over(Records.at(data.root), open_checkpoints(data.checkpoints), clock)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontParts:
+    """What a front without an engine is built from."""
+
+    hello: Hello
+    """What the engine said of itself."""
+    line: Line
+    """To the engine; watched by whoever opened it."""
+    control: Control
+    settings: ServerSettings = field(default_factory=ServerSettings)
+
+
+def open_control(
+    data: DataFolder, clock: Callable[[], float] = time.time, records: Records | None = None
+) -> Control:
+    """The control plane of a data folder, for the process of its engine: the index is made equal to the volume."""
+    records = records or Records.at(data.root)
+    return Control.of_engine(records, open_checkpoints(data.checkpoints), clock)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _EngineSide:
+    """What only one process over the records has."""
+
+    parts: Parts
+    engine: Engine
+    manager: SamplingManager
+    sweeper: Sweeper
+
+    @classmethod
+    def of(cls, parts: Parts) -> _EngineSide:
+        control, definition = parts.control, parts.definition
+        engine = Engine(definition=definition, launcher=parts.launcher, journal=control.journal)
+        manager = SamplingManager(definition=definition, launcher=parts.sampler_launcher)
+        sweep = replace(
+            parts.settings.sweep, unnamed_versions=definition.sampler.ephemeral_versions
+        )
+        sweeper = Sweeper(control, engine, LocalSampling(manager), sweep)
+        return cls(parts=parts, engine=engine, manager=manager, sweeper=sweeper)
+
+    @property
+    def view(self) -> LocalView:
+        return LocalView(self.engine, num_devices=self.parts.definition.topology.world_size)
+
+    @asynccontextmanager
+    async def lifespan(self, _: Starlette) -> AsyncGenerator[None]:
+        """Run everything while the app runs."""
+        control, lease = self.parts.control, self.parts.lease
+        async with anyio.create_task_group() as tasks:
+            if lease is not None:
+                tasks.start_soon(lease.keep)
+            tasks.start_soon(self.engine.run)
+            tasks.start_soon(self.manager.run)
+            tasks.start_soon(self.sweeper.run, control.clock)
+            yield
+            # What is being published ends well; what only waits does not start any more.
+            with anyio.move_on_after(0 if self._is_deposed else self.parts.settings.drain_s):
+                await self.engine.drain()
+            tasks.cancel_scope.cancel()
+        if lease is not None:
+            lease.give_back()
+        control.records.close()
+
+    @property
+    def _is_deposed(self) -> bool:
+        return self.parts.lease is not None and self.parts.lease.lost.is_set()
 
 
 def build_app(parts: Parts) -> FastAPI:
-    """The app. Its parts run while its lifespan does; `app.state.front` is what routes work with."""
-    control, definition = parts.control, parts.definition
-    engine = Engine(definition=definition, launcher=parts.launcher, journal=control.journal)
-    manager = SamplingManager(definition=definition, launcher=parts.sampler_launcher)
-    sweep = replace(parts.settings.sweep, unnamed_versions=definition.sampler.ephemeral_versions)
-    sweeper = Sweeper(control, engine, manager, sweep)
-
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(engine.run)
-            tasks.start_soon(manager.run)
-            tasks.start_soon(sweeper.run, control.clock)
-            yield
-            # What is being published ends well; what only waits does not start any more.
-            with anyio.move_on_after(parts.settings.drain_s):
-                await engine.drain()
-            tasks.cancel_scope.cancel()
-        control.records.close()
-
-    app = FastAPI(title="lilo", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.front = Front(
+    """Front and engine in one. Its parts run while its lifespan does; `app.state.front` is what routes work with."""
+    side, definition = _EngineSide.of(parts), parts.definition
+    front = Front(
         definition=definition,
         model_folder=resolve_source(definition.model.source),
-        engine=engine,
-        sampling=manager,
+        engine=side.engine,
+        sampling=LocalSampling(side.manager),
+        control=parts.control,
+        settings=parts.settings.front,
+    )
+    return _public_app(front, side.view, side.lifespan)
+
+
+def build_engine_app(parts: Parts) -> Starlette:
+    """The engine alone, for fronts in other processes.
+
+    Raises:
+        LiloError: the records cannot be used.
+    """
+    side, definition = _EngineSide.of(parts), parts.definition
+    assert parts.lease is not None, "fronts find an engine by its lease"
+    hello = Hello(
+        version=version("lilo-engine"),
+        definition=definition.model_dump_json(),
+        model_folder=str(resolve_source(definition.model.source)),
+    )
+    answering = Answering(
+        hello=hello,
+        engine=side.engine,
+        sampling=LocalSampling(side.manager),
+        view=side.view,
+        reign=parts.lease,
+        secret=parts.control.records.now(fronts_secret),
+    )
+    app = engine_server(answering, side.lifespan)
+    app.state.engine, app.state.sampling = side.engine, side.manager
+    return app
+
+
+def build_front_app(parts: FrontParts) -> FastAPI:
+    """A front alone; `app.state.front` is what routes work with."""
+    control = parts.control
+    definition = Definition.model_validate_json(parts.hello.definition)
+    upkeep = Upkeep(control)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncGenerator[None]:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(upkeep.run)
+            yield
+            tasks.cancel_scope.cancel()
+        with anyio.move_on_after(parts.settings.drain_s):
+            await upkeep.once()
+        control.records.close()
+
+    front = Front(
+        definition=definition,
+        model_folder=Path(parts.hello.model_folder),
+        engine=RemoteEngine(parts.line),
+        sampling=RemoteSampling(parts.line, definition.limits.startup_timeout_s),
         control=control,
         settings=parts.settings.front,
     )
+    return _public_app(front, RemoteView(parts.line), lifespan)
+
+
+def _public_app(
+    front: Front,
+    view: EngineView,
+    lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]],
+) -> FastAPI:
+    """The app that clients talk to."""
+    app = FastAPI(title="lilo", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     answers = Counter[int]()
-    app.state.engine = engine
-    app.state.metrics = Metrics(Sources(recorder=engine.recorder, answers=lambda: answers))
+    app.state.front = front
+    app.state.view = view
+    app.state.metrics = ServerMetrics(answers)
     for part in ROUTES:
         app.include_router(part.router, prefix=PREFIX)
     app.include_router(console.metrics_router)
     app.add_middleware(PlainRoutes, routers=[part.router for part in ROUTES], prefix=PREFIX)
     error_response.install(app)
-    app.add_middleware(ApiKeyLayer, keys=control.door)
+    app.add_middleware(ApiKeyLayer, keys=front.control.door)
     app.add_middleware(AnswerCount, counts=answers)
     return app

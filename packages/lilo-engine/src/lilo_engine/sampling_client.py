@@ -90,6 +90,11 @@ class LocalSampling:
     def __init__(self, manager: SamplingManager) -> None:
         self._manager = manager
 
+    @property
+    def adapters_in_use(self) -> frozenset[str]:
+        """Names of the adapters that unfinished requests need."""
+        return self._manager.adapters_in_use
+
     async def submit(
         self,
         *,

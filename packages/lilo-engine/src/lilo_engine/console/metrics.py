@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import (
@@ -22,49 +21,63 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PHASES = ("starting", "serving", "restarting", "draining", "stopped")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sources:
-    """What metrics are read from."""
+class EngineMetrics:
+    """What one engine did and does."""
 
-    recorder: Recorder
-    answers: Callable[[], Mapping[int, int]]
-    """HTTP status -> answers with it."""
+    def __init__(self, recorder: Recorder) -> None:
+        self._collector = _EngineCollector(recorder)
+        # A registry of its own, so that several engines of one process do not mix.
+        self._registry = CollectorRegistry()
+        self._registry.register(self._collector)
+
+    def text(self, state: EngineState) -> str:
+        """All of it now."""
+        self._collector.state = state
+        return generate_latest(self._registry).decode()
 
 
-class Metrics:
-    """A registry of its own, so that several servers of one process do not mix."""
+class ServerMetrics:
+    """What one process that answers HTTP did and holds."""
 
-    def __init__(self, sources: Sources) -> None:
-        self._collector = _EngineCollector(sources)
+    def __init__(self, answers: Mapping[int, int]) -> None:
+        """Read `answers`, HTTP status -> answers with it, whenever asked."""
+        self._collector = _ServerCollector(answers)
         self._registry = CollectorRegistry()
         self._registry.register(self._collector)
         ProcessCollector(registry=self._registry)
 
-    def text(self, state: EngineState, tasks: int) -> bytes:
-        """All metrics now; `tasks` are those of the event loop."""
-        self._collector.state = state
+    def text(self, tasks: int) -> str:
+        """All of it now; `tasks` are those of the event loop."""
         self._collector.tasks = tasks
-        return generate_latest(self._registry)
+        return generate_latest(self._registry).decode()
 
 
 class _EngineCollector(Collector):
-    def __init__(self, sources: Sources) -> None:
-        self._sources = sources
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
         self.state: EngineState | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        """Every metric of ours."""
+        yield from _commands(self._recorder)
+        if self.state is not None:
+            yield from _state(self.state)
+
+
+class _ServerCollector(Collector):
+    def __init__(self, answers: Mapping[int, int]) -> None:
+        self._answers = answers
         self.tasks = 0
 
     def collect(self) -> Iterator[Metric]:
         """Every metric of ours."""
-        yield from _commands(self._sources.recorder)
         answers = CounterMetricFamily(
             "lilo_http_responses", "HTTP responses by status.", labels=["status"]
         )
-        for status, count in sorted(self._sources.answers().items()):
+        for status, count in sorted(self._answers.items()):
             answers.add_metric([str(status)], count)
         yield answers
         yield GaugeMetricFamily("lilo_tasks", "Tasks of the event loop.", value=float(self.tasks))
-        if self.state is not None:
-            yield from _state(self.state)
 
 
 def _commands(recorder: Recorder) -> Iterator[Metric]:

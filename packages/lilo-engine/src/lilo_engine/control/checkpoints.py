@@ -62,11 +62,14 @@ class Checkpoints:
     """The published checkpoints of one volume."""
 
     def __init__(self, records: Records, volume: Volume) -> None:
-        """Make the index equal to the volume."""
+        """Answer from the index as it is."""
         self._records = records
         self._volume = volume
-        found = look_up(volume)
-        records.now(lambda session: rebuild(session, found))
+
+    def take_over(self) -> None:
+        """Begin as the engine's process: make the index equal to the volume."""
+        found = look_up(self._volume)
+        self._records.now(lambda session: rebuild(session, found))
         _log.info("%d published checkpoints found", len(found))
 
     async def published(

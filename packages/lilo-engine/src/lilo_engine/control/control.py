@@ -45,15 +45,27 @@ class Control:
         return Door(self.keys, self.clock)
 
     @classmethod
-    def over(cls, records: Records, volume: Volume, clock: Callable[[], float]) -> Control:
-        """Open the control plane: rebuild its index from the volume."""
+    def of_engine(cls, records: Records, volume: Volume, clock: Callable[[], float]) -> Control:
+        """Open the control plane in the one process that has the engine: make the index equal to the volume.
+
+        What an earlier engine left running is over; sessions go on.
+        """
+        control = cls.of_front(records, volume, clock)
+        control.checkpoints.take_over()
+        control.sessions.take_over(clock())
+        control.runs.take_over()
+        return control
+
+    @classmethod
+    def of_front(cls, records: Records, volume: Volume, clock: Callable[[], float]) -> Control:
+        """Open the control plane in a process without the engine; nothing is changed."""
         runs = Runs(records)
         checkpoints = Checkpoints(records, volume)
         sampling_sessions = SamplingSessions(records, checkpoints)
         return cls(
             records=records,
             keys=Keys(records),
-            sessions=Sessions(records, clock()),
+            sessions=Sessions(records),
             runs=runs,
             checkpoints=checkpoints,
             sampling_sessions=sampling_sessions,
@@ -79,4 +91,4 @@ class Control:
         except NotFound:
             if not missing_ok:
                 raise
-        self.sampling_sessions.removed(ref)
+        self.sampling_sessions.forget(ref)

@@ -1,12 +1,12 @@
 """Runs: every model that was made resident, for listing and for telling a client what became of its model.
 
-The engine knows which models are resident now; this is their history. The latest request of a run is kept in memory
-and reaches SQL at each sweep.
+The engine knows which models are resident now; this is their history, which any process over the same records may ask.
+The latest request of a run is kept in memory and reaches SQL seconds later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -15,6 +15,9 @@ from sqlalchemy.orm import Session
 from lilo_engine.control.records import Records, RunRow
 from lilo_engine.errors import Gone, NotFound
 from lilo_engine.operations.operation import CreateModel
+
+_NOTED = 65536
+"""Runs whose last request is noted between two flushes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,23 +29,36 @@ class Page:
 
 
 class Runs:
-    """The training runs of one server."""
+    """The training runs of the records."""
 
     def __init__(self, records: Records) -> None:
-        """Start with no model resident: those of an earlier server ended with it."""
+        """Know none yet."""
         self._records = records
-        self._live: dict[str, RunRow] = {}
-        records.now(_end_all)
+        self._requested_s: dict[str, float] = {}
+        """When runs were last asked for here, since the last `flush`."""
+
+    def take_over(self) -> None:
+        """Begin as the engine's process: no model is resident, those of an earlier engine ended with it."""
+        self._records.now(_end_all)
 
     async def created(self, request: CreateModel, now_s: float) -> None:
-        """A model became resident."""
+        """A model became resident.
+
+        Raises:
+            Gone: a model of this id has ended; the numbers of its checkpoints must not begin anew.
+        """
         row = _row(request, now_s)
-        self._live[row.run_id] = row
-        await self._records.run(lambda session: session.merge(row))
+
+        def work(session: Session) -> None:
+            there = session.get(RunRow, row.run_id)
+            if there is not None and there.ended_s is not None:
+                raise _gone(there)
+            session.merge(row)
+
+        await self._records.run(work)
 
     async def ended(self, run_id: str, reason: str, now_s: float) -> None:
         """A model is not resident any more."""
-        self._live.pop(run_id, None)
 
         def work(session: Session) -> None:
             row = session.get(RunRow, run_id)
@@ -53,16 +69,12 @@ class Runs:
 
     def touch(self, run_id: str, now_s: float) -> None:
         """Note that a request for this run came; unknown runs are no error."""
-        row = self._live.get(run_id)
-        if row is not None:
-            row.last_request_s = now_s
+        if run_id in self._requested_s or len(self._requested_s) < _NOTED:
+            self._requested_s[run_id] = now_s
 
     async def flush(self) -> None:
-        """Write down the latest request of each live run."""
-        seen = [
-            {"run_id": row.run_id, "last_request_s": row.last_request_s}
-            for row in self._live.values()
-        ]
+        """Write down the latest request of each live run that was asked for."""
+        seen, self._requested_s = self._requested_s, {}
         if seen:
             await self._records.run(lambda session: _update(session, seen))
 
@@ -79,27 +91,33 @@ class Runs:
 
     async def find(self, run_id: str) -> RunRow | None:
         """A run, live or ended; None if there never was such a run."""
-        if run_id in self._live:
-            return self._live[run_id]
         return await self._records.run(lambda session: session.get(RunRow, run_id))
 
     async def why_gone(self, run_id: str) -> Gone | None:
         """What to answer for a run that the engine does not know; None if it never was."""
-        row = await self._records.run(lambda session: session.get(RunRow, run_id))
-        if row is None:
-            return None
-        return Gone(
-            f"model {run_id!r} ended: {row.end_reason or 'it is not resident'}; create a new one, "
-            "from its last checkpoint if it has one (create_training_client_from_state_with_optimizer)"
-        )
+        row = await self.find(run_id)
+        return None if row is None else _gone(row)
 
-    def is_live(self, run_id: str) -> bool:
+    async def refuse_ended(self, run_id: str) -> None:
+        """Refuse the id of a model that has ended for a new one.
+
+        Raises:
+            Gone: it has.
+        """
+        row = await self.find(run_id)
+        if row is not None and row.ended_s is not None:
+            raise _gone(row)
+
+    async def is_live(self, run_id: str) -> bool:
         """Whether the model is resident."""
-        return run_id in self._live
+        row = await self.find(run_id)
+        return row is not None and row.ended_s is None
 
-    def live_of(self, session_id: str) -> list[str]:
-        """Resident models of a session."""
-        return [row.run_id for row in self._live.values() if row.session_id == session_id]
+    async def live_of(self, session_id: str) -> list[str]:
+        """Resident models of a session, oldest first."""
+        live = (RunRow.session_id == session_id) & RunRow.ended_s.is_(None)
+        query = sa.select(RunRow.run_id).where(live).order_by(RunRow.created_s)
+        return await self._records.run(lambda session: list(session.scalars(query)))
 
     async def of_session(self, session_id: str) -> list[str]:
         """All runs of a session, oldest first."""
@@ -124,6 +142,13 @@ class Runs:
 def no_run(run_id: str) -> str:
     """What to answer for a run that is not there, or not the caller's."""
     return f"there is no model {run_id!r}; create one first"
+
+
+def _gone(row: RunRow) -> Gone:
+    return Gone(
+        f"model {row.run_id!r} ended: {row.end_reason or 'it is not resident'}; create a new one, "
+        "from its last checkpoint if it has one (create_training_client_from_state_with_optimizer)"
+    )
 
 
 def _row(request: CreateModel, now_s: float) -> RunRow:
@@ -156,5 +181,8 @@ def _end_all(session: Session) -> None:
     )
 
 
-def _update(session: Session, seen: list[dict[str, str | float]]) -> None:
-    session.execute(sa.update(RunRow), seen)
+def _update(session: Session, seen: Mapping[str, float]) -> None:
+    for run_id, seen_s in seen.items():
+        live = (RunRow.run_id == run_id) & RunRow.ended_s.is_(None)
+        later = live & (RunRow.last_request_s < seen_s)
+        session.execute(sa.update(RunRow).where(later).values(last_request_s=seen_s))

@@ -3,12 +3,15 @@
 A session points at the base model or at one published snapshot and stays there; a *moving* one follows the later
 inflight snapshots of its run. When the snapshot is gone, so is the session: the next submission says so.
 
-Those that can be sampled from are in memory. One whose snapshot was removed, or whose client's session ended, is in the
-records alone: it can still be looked at, until the records of its session are too old.
+The records have all of them; of those that never change, and of snapshots for a second, a copy is at hand, because every
+sample asks. One whose snapshot was removed, or whose client's session ended, can still be looked at until the records of
+its session are too old.
 """
 
 from __future__ import annotations
 
+import time
+from collections import OrderedDict
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -19,6 +22,11 @@ from lilo_engine.control.records import Records, SamplingSessionRow, SessionRow
 from lilo_engine.errors import Gone, InvalidRequest, NotFound
 from lilo_engine.operations.reference import CheckpointRef
 from lilo_engine.sampling.residents import AdapterVersion
+
+_KEPT = 8192
+"""Sessions, and snapshots, that are at hand."""
+_LOOK_AGAIN_S = 1.0
+"""How long a snapshot that another process removed may still be sampled from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,14 +44,16 @@ class SamplingSession:
 
 
 class SamplingSessions:
-    """The sampling sessions of one server; those of an earlier server go on with the session they belong to."""
+    """The sampling sessions of the records; they go on with the client's session that they belong to."""
 
     def __init__(self, records: Records, checkpoints: Checkpoints) -> None:
-        """Take over what the records know."""
+        """Know none yet."""
         self._records = records
         self._checkpoints = checkpoints
-        self._sessions = {s.sampling_session_id: s for s in records.now(_load)}
-        self._entries: dict[CheckpointRef, Entry] = {}
+        self._fixed: OrderedDict[str, SamplingSession] = OrderedDict()
+        """Sessions that do not move, the latest asked for last."""
+        self._entries: OrderedDict[CheckpointRef, tuple[float, Entry]] = OrderedDict()
+        """With the time of the look."""
 
     async def open(self, session: SamplingSession, now_s: float) -> None:
         """Open a session; the same one again does nothing.
@@ -51,14 +61,6 @@ class SamplingSessions:
         Raises:
             InvalidRequest: the id is taken by a session with another target.
         """
-        known = self._sessions.get(session.sampling_session_id)
-        if known is not None and (known == session or (known.moving and session.moving)):
-            return
-        if known is not None:
-            raise InvalidRequest(
-                f"sampling session {session.sampling_session_id!r} is open on "
-                f"{known.ref or known.base_model}; use another sampling_session_seq_id"
-            )
         row = SamplingSessionRow(
             sampling_session_id=session.sampling_session_id,
             session_id=session.session_id,
@@ -68,34 +70,27 @@ class SamplingSessions:
             moving=session.moving,
             created_s=now_s,
         )
-        await self._records.run(lambda sql: sql.merge(row))
-        self._sessions[session.sampling_session_id] = session
+
+        def work(sql: Session) -> SamplingSession:
+            known = _find(sql, session.sampling_session_id)
+            if known is not None:
+                return known
+            sql.add(row)
+            return session
+
+        known = await self._records.run(work)
+        if known != session and not (known.moving and session.moving):
+            raise InvalidRequest(
+                f"sampling session {session.sampling_session_id!r} is open on "
+                f"{known.ref or known.base_model}; use another sampling_session_seq_id"
+            )
 
     async def move(self, run_id: str, ref: CheckpointRef, attempt: str) -> None:
         """Point every moving session of a run at its newest inflight snapshot."""
-        moved = [
-            SamplingSession(
-                sampling_session_id=old.sampling_session_id,
-                session_id=old.session_id,
-                base_model=old.base_model,
-                ref=ref,
-                attempt=attempt,
-                moving=True,
-            )
-            for old in self._sessions.values()
-            if old.moving and old.ref is not None and old.ref.run_id == run_id
-        ]
-        changes = [
-            {
-                "sampling_session_id": new.sampling_session_id,
-                "checkpoint": str(ref),
-                "attempt": attempt,
-            }
-            for new in moved
-        ]
-        if changes:
-            await self._records.run(lambda sql: _update(sql, changes))
-        self._sessions.update({new.sampling_session_id: new for new in moved})
+        theirs = SamplingSessionRow.checkpoint.startswith(f"tinker://{run_id}/", autoescape=True)
+        moving = sa.update(SamplingSessionRow).where(SamplingSessionRow.moving, theirs)
+        moved = moving.values(checkpoint=str(ref), attempt=attempt)
+        await self._records.run(lambda sql: sql.execute(moved))
 
     async def get(self, sampling_session_id: str) -> SamplingSession:
         """A session, also one that can no longer be sampled from.
@@ -103,11 +98,17 @@ class SamplingSessions:
         Raises:
             NotFound: there never was such a session.
         """
-        session = self._sessions.get(sampling_session_id)
-        if session is None:
-            session = await self._records.run(lambda sql: _find(sql, sampling_session_id))
+        session = self._fixed.get(sampling_session_id)
+        if session is not None:
+            self._fixed.move_to_end(sampling_session_id)
+            return session
+        session = await self._records.run(lambda sql: _find(sql, sampling_session_id))
         if session is None:
             raise NotFound(no_sampler(sampling_session_id))
+        if not session.moving:
+            self._fixed[sampling_session_id] = session
+            if len(self._fixed) > _KEPT:
+                self._fixed.popitem(last=False)
         return session
 
     async def entry(self, session: SamplingSession) -> Entry | None:
@@ -120,6 +121,10 @@ class SamplingSessions:
             return None
         entry = await self._entry(session.ref)
         if entry is None or entry.attempt != session.attempt:
+            # Another process may have published there a moment ago.
+            self.forget(session.ref)
+            entry = await self._entry(session.ref)
+        if entry is None or entry.attempt != session.attempt:
             happened = "was removed" if entry is None else "was replaced by a later save"
             raise Gone(
                 f"the snapshot {session.ref} of this sampling client {happened}; make a sampling client "
@@ -128,42 +133,41 @@ class SamplingSessions:
         return entry
 
     async def _entry(self, ref: CheckpointRef) -> Entry | None:
-        """What is published under a path; remembered, because every sample asks."""
-        if ref not in self._entries:
-            try:
-                self._entries[ref] = await self._checkpoints.get(ref)
-            except NotFound:
-                return None
-        return self._entries[ref]
+        """What is published under a path."""
+        looked_s, entry = self._entries.get(ref, (float("-inf"), None))
+        now_s = time.monotonic()
+        if entry is not None and now_s - looked_s < _LOOK_AGAIN_S:
+            return entry
+        self.forget(ref)
+        entry = await self._checkpoints.find(ref)
+        if entry is not None:
+            self._entries[ref] = (now_s, entry)
+            if len(self._entries) > _KEPT:
+                self._entries.popitem(last=False)
+        return entry
 
     def forget(self, ref: CheckpointRef) -> None:
         """A checkpoint was removed or replaced: look it up anew when it is asked for."""
         self._entries.pop(ref, None)
 
-    def removed(self, ref: CheckpointRef) -> None:
-        """A checkpoint was removed: nothing samples from it any more."""
-        self.forget(ref)
-        for session in [s for s in self._sessions.values() if s.ref == ref]:
-            del self._sessions[session.sampling_session_id]
+    def look_again(self) -> None:
+        """Let go of what is at hand: records of sessions are removed some day."""
+        self._fixed.clear()
 
-    def end_of(self, session_id: str) -> list[str]:
-        """A client's session ended: let go of its sampling sessions, and return their ids."""
-        ended = [s for s in self._sessions.values() if s.session_id == session_id]
-        for session in ended:
-            del self._sessions[session.sampling_session_id]
-        used = {s.ref for s in self._sessions.values()}
-        for session in ended:
-            if session.ref is not None and session.ref not in used:
-                self.forget(session.ref)
-        return [session.sampling_session_id for session in ended]
+    async def followed(self) -> set[CheckpointRef]:
+        """Snapshots that a moving session points at, of clients whose session has not ended."""
+        query = sa.select(SamplingSessionRow.checkpoint).where(
+            SamplingSessionRow.moving, SamplingSessionRow.session_id.not_in(_ended())
+        )
+        paths = await self._records.run(lambda sql: list(sql.scalars(query)))
+        return {CheckpointRef.parse(path) for path in paths if path is not None}
 
-    def owners(self) -> set[str]:
-        """Sessions that have sampling sessions in memory."""
-        return {session.session_id for session in self._sessions.values()}
-
-    def followed(self) -> set[CheckpointRef]:
-        """Snapshots that a moving session points at."""
-        return {s.ref for s in self._sessions.values() if s.moving and s.ref is not None}
+    async def of_ended_since(self, since_s: float) -> list[str]:
+        """Ids of sampling sessions whose client's session ended since a time."""
+        ended = sa.select(SessionRow.session_id).where(SessionRow.ended_s >= since_s)
+        query = sa.select(SamplingSessionRow.sampling_session_id)
+        late = query.where(SamplingSessionRow.session_id.in_(ended))
+        return await self._records.run(lambda sql: list(sql.scalars(late)))
 
     async def of_session(self, session_id: str) -> list[str]:
         """Ids of a session's sampling sessions, oldest first."""
@@ -185,11 +189,8 @@ def target_of(entry: Entry) -> AdapterVersion:
     return AdapterVersion(name=f"{entry.ref}@{entry.attempt}", folder=entry.folder)
 
 
-def _load(session: Session) -> list[SamplingSession]:
-    """Those whose client's session has not ended."""
-    ended = sa.select(SessionRow.session_id).where(SessionRow.ended_s.is_not(None))
-    query = sa.select(SamplingSessionRow).where(SamplingSessionRow.session_id.not_in(ended))
-    return [_of_row(row) for row in session.scalars(query)]
+def _ended() -> sa.Select[str]:
+    return sa.select(SessionRow.session_id).where(SessionRow.ended_s.is_not(None))
 
 
 def _find(session: Session, sampling_session_id: str) -> SamplingSession | None:
@@ -206,7 +207,3 @@ def _of_row(row: SamplingSessionRow) -> SamplingSession:
         attempt=row.attempt,
         moving=row.moving,
     )
-
-
-def _update(session: Session, changes: list[dict[str, str]]) -> None:
-    session.execute(sa.update(SamplingSessionRow), changes)

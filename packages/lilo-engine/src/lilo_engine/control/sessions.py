@@ -1,7 +1,9 @@
 """Sessions: who is connected. A session ends when its client says so, or has not been heard of for too long.
 
-When each live session was last heard of is in memory, because every request touches it; SQL sees it at each sweep.
-Ended ones are in the records alone, until they are too old to be listed.
+When each live session was last heard of is in memory, because every request touches it; SQL sees it seconds later
+(`flush`), and so do other processes over the same records: one that ended elsewhere, or was opened there, is seen by
+`flush` and `look_again`, or when somebody asks for it. Ended ones are in the records alone, until they are too old to be
+listed.
 This file decides nothing about models: whoever ends a session asks for its models and unloads them
 (`control/sweeper.py`, `requests/sessions.py`).
 """
@@ -12,6 +14,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -40,13 +43,14 @@ class NewSession:
 
 
 class Sessions:
-    """The sessions of one server. Sessions that were alive when a server stopped are alive when it starts."""
+    """The sessions of the records, as one process knows them."""
 
-    def __init__(self, records: Records, now_s: float) -> None:
-        """Take over what the records know."""
+    def __init__(self, records: Records) -> None:
+        """Know none yet."""
         self._records = records
-        self._owners: OrderedDict[str, str] = OrderedDict(records.now(_alive))
-        self._last_seen_s = dict.fromkeys(self._owners, now_s)
+        self._owners: OrderedDict[str, str] = OrderedDict()
+        self._last_seen_s: dict[str, float] = {}
+        """Of those that are alive as far as this process knows."""
         self._end_reasons: OrderedDict[str, str] = OrderedDict()
 
     async def create(self, new: NewSession, now_s: float) -> str:
@@ -70,6 +74,29 @@ class Sessions:
         self._remember_owner(session_id, new.owner)
         return session_id
 
+    def take_over(self, now_s: float) -> None:
+        """Begin as the engine's process: what was alive when the one before stopped is alive, and heard of now."""
+
+        def work(session: Session) -> None:
+            alive = sa.update(SessionRow).where(SessionRow.ended_s.is_(None))
+            session.execute(alive.values(last_seen_s=now_s))
+
+        self._records.now(work)
+        self._owners = OrderedDict(
+            (session_id, owner) for session_id, owner, _ in self._records.now(_alive)
+        )
+        self._last_seen_s = dict.fromkeys(self._owners, now_s)
+
+    async def look_again(self) -> None:
+        """Learn which sessions are alive, and when others last heard of them."""
+        known = set(self._last_seen_s)
+        seen = {session_id: seen_s for session_id, _, seen_s in await self._records.run(_alive)}
+        for session_id in known - set(seen):
+            self._last_seen_s.pop(session_id, None)
+        for session_id, seen_s in seen.items():
+            here_s = self._last_seen_s.get(session_id, seen_s)
+            self._last_seen_s[session_id] = max(here_s, seen_s)
+
     async def owner(self, session_id: str) -> str | None:
         """Whose session it is, ended or not; None if there never was such a session. It never changes."""
         owner = self._owners.get(session_id)
@@ -88,6 +115,11 @@ class Sessions:
             Gone: it ended; the message says why and how to go on.
         """
         if session_id in self._last_seen_s:
+            self._last_seen_s[session_id] = now_s
+            return
+        row = await self._records.run(lambda session: session.get(SessionRow, session_id))
+        if row is not None and row.ended_s is None:
+            # Another process opened it, or this one was started again.
             self._last_seen_s[session_id] = now_s
             return
         reason = await self._end_reason(session_id)
@@ -116,21 +148,22 @@ class Sessions:
         Raises:
             NotFound: there never was such a session.
         """
-        if self._last_seen_s.pop(session_id, None) is None:
-            if await self._end_reason(session_id) is None:
-                raise NotFound(no_session(session_id))
-            return False
-        self._end_reasons[session_id] = reason
-        while len(self._end_reasons) > _REMEMBERED:
-            self._end_reasons.popitem(last=False)
+        self._last_seen_s.pop(session_id, None)
 
-        def work(session: Session) -> None:
-            row = session.get(SessionRow, session_id)
-            if row is not None:
-                row.ended_s, row.end_reason = now_s, reason
+        def work(session: Session) -> bool:
+            # One statement, so that of two processes one alone ends it.
+            alive = (SessionRow.session_id == session_id) & SessionRow.ended_s.is_(None)
+            values = {"ended_s": now_s, "end_reason": reason}
+            return _num_changed(session, sa.update(SessionRow).where(alive).values(values)) == 1
 
-        await self._records.run(work)
-        return True
+        if await self._records.run(work):
+            self._end_reasons[session_id] = reason
+            while len(self._end_reasons) > _REMEMBERED:
+                self._end_reasons.popitem(last=False)
+            return True
+        if await self._end_reason(session_id) is None:
+            raise NotFound(no_session(session_id))
+        return False
 
     async def _end_reason(self, session_id: str) -> str | None:
         """Why a session ended; None if there is no such one among the ended ones."""
@@ -144,13 +177,11 @@ class Sessions:
         await self._records.run(lambda session: _prune(session, before_s))
 
     async def flush(self) -> None:
-        """Write down when each live session was last heard of."""
-        seen = [
-            {"session_id": session_id, "last_seen_s": seen_s}
-            for session_id, seen_s in self._last_seen_s.items()
-        ]
+        """Write down when each live session was last heard of, and learn which were ended by another process."""
+        seen = dict(self._last_seen_s)
         if seen:
-            await self._records.run(lambda session: _update(session, seen))
+            for session_id in await self._records.run(lambda session: _heard(session, seen)):
+                self._last_seen_s.pop(session_id, None)
 
     async def listed(self, owners: Sequence[str], limit: int, offset: int) -> list[str]:
         """Ids of these owners' sessions, newest first."""
@@ -185,10 +216,11 @@ def no_session(session_id: str) -> str:
     return f"there is no session {session_id!r}; make a new ServiceClient"
 
 
-def _alive(session: Session) -> list[tuple[str, str]]:
-    """Id and owner of each session that has not ended."""
-    query = sa.select(SessionRow.session_id, SessionRow.owner).where(SessionRow.ended_s.is_(None))
-    return [(session_id, owner) for session_id, owner in session.execute(query)]
+def _alive(session: Session) -> list[tuple[str, str, float]]:
+    """Id, owner and last sign of each session that has not ended."""
+    query = sa.select(SessionRow.session_id, SessionRow.owner, SessionRow.last_seen_s)
+    rows = session.execute(query.where(SessionRow.ended_s.is_(None)))
+    return [(session_id, owner, seen_s) for session_id, owner, seen_s in rows]
 
 
 def _prune(session: Session, before_s: float) -> None:
@@ -201,5 +233,19 @@ def _prune(session: Session, before_s: float) -> None:
     )
 
 
-def _update(session: Session, seen: list[dict[str, str | float]]) -> None:
-    session.execute(sa.update(SessionRow), seen)
+def _heard(session: Session, seen: Mapping[str, float]) -> list[str]:
+    """Note the latest signs of life; returns which of the sessions are over."""
+    alive: set[str] = set()
+    for session_id, _, known_s in _alive(session):
+        alive.add(session_id)
+        if seen.get(session_id, known_s) > known_s:
+            later = (SessionRow.session_id == session_id) & (
+                SessionRow.last_seen_s < seen[session_id]
+            )
+            session.execute(sa.update(SessionRow).where(later).values(last_seen_s=seen[session_id]))
+    return [session_id for session_id in seen if session_id not in alive]
+
+
+def _num_changed(session: Session, statement: sa.Update) -> int:
+    result = cast("sa.CursorResult[Any]", session.execute(statement))
+    return result.rowcount

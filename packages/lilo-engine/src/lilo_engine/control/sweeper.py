@@ -22,6 +22,10 @@ from lilo_engine.operations.reference import CheckpointRef
 _log = logging.getLogger(__name__)
 
 
+_STRAGGLING_S = 600.0
+"""After its session's end, a save that was under way then has opened its sampling session."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepSettings:
     """When things end."""
@@ -37,15 +41,19 @@ class SweepSettings:
 
 
 class Samples(Protocol):
-    """The sampling side as ending things needs it."""
+    """The sampling side as the end of a session needs it."""
+
+    async def forget(self, session_id: str) -> None:
+        """Stop and drop all requests and answers of a sampling session."""
+        ...
+
+
+class SamplesHere(Samples, Protocol):
+    """The sampling side in this process."""
 
     @property
     def adapters_in_use(self) -> frozenset[str]:
         """Names of adapters that a running or waiting sample needs."""
-        ...
-
-    def forget(self, session_id: str) -> None:
-        """Stop and drop all requests and answers of a sampling session."""
         ...
 
 
@@ -56,7 +64,7 @@ class Sweeper:
         self,
         control: Control,
         engine: EngineClient,
-        samples: Samples,
+        samples: SamplesHere,
         settings: SweepSettings,
     ) -> None:
         """Nothing ends before `sweep`."""
@@ -64,6 +72,7 @@ class Sweeper:
         self._engine = engine
         self._samples = samples
         self._settings = settings
+        self._swept_s = 0.0
 
     async def run(self, clock: Callable[[], float]) -> None:
         """Sweep until cancelled."""
@@ -79,6 +88,9 @@ class Sweeper:
         """End everything that is over at `now_s`."""
         limit_s = self._settings.session_idle_s
         sessions = self._control.sessions
+        # Fronts in other processes heard of sessions too.
+        await sessions.flush()
+        await sessions.look_again()
         for session_id in sessions.idle(now_s, limit_s):
             # Ending the one before may have taken a while; this one may have been heard of since.
             if not sessions.is_idle(session_id, now_s, limit_s):
@@ -92,17 +104,19 @@ class Sweeper:
                 now_s,
             )
         # A save that was under way when its session ended opens a sampling session after it.
-        for session_id in self._control.sampling_sessions.owners() - sessions.alive():
-            _forget_samples(self._control, self._samples, session_id)
+        since_s = self._swept_s - _STRAGGLING_S
+        for sampling_session_id in await self._control.sampling_sessions.of_ended_since(since_s):
+            await self._samples.forget(sampling_session_id)
+        self._swept_s = now_s
         await sessions.prune(now_s - self._settings.session_kept_s)
+        self._control.sampling_sessions.look_again()
         for entry in await self._control.checkpoints.expired(now_s):
             _log.info("%s reached the end of its lifetime", entry.ref)
             await self._delete(entry.ref)
         kept = self._settings.unnamed_versions
-        followed = self._control.sampling_sessions.followed()
+        followed = await self._control.sampling_sessions.followed()
         for run_id in await self._control.checkpoints.runs_with_more_unnamed_than(kept):
             await self._drop_old_snapshots(run_id, followed)
-        await sessions.flush()
         await self._control.runs.flush()
         await self._control.keys.look_again(now_s)
 
@@ -139,16 +153,12 @@ async def end_session(
     if not await control.sessions.end(session_id, reason, now_s):
         return
     _log.info("session %s ended: %s", session_id, reason)
-    _forget_samples(control, samples, session_id)
-    for run_id in control.runs.live_of(session_id):
+    for sampling_session_id in await control.sampling_sessions.of_session(session_id):
+        await samples.forget(sampling_session_id)
+    for run_id in await control.runs.live_of(session_id):
         try:
             await engine.unload(ModelId(run_id), f"its session ended: {reason}")
         except NotFound:
             continue
         except LiloError as error:
             _log.warning("model %s was not unloaded: %s", run_id, error)
-
-
-def _forget_samples(control: Control, samples: Samples, session_id: str) -> None:
-    for sampling_session_id in control.sampling_sessions.end_of(session_id):
-        samples.forget(sampling_session_id)

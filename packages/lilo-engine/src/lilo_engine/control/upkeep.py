@@ -38,5 +38,6 @@ class Upkeep:
             await control.sessions.flush()
             await control.runs.flush()
             await control.keys.look_again(control.clock())
+            control.sampling_sessions.look_again()
         except LiloError as error:
             _log.warning("the records were not kept up: %s", error)

@@ -56,6 +56,8 @@ class Hello:
     """Of lilo-engine: both sides must run the same one, since frames have no versions of their own."""
     definition: str
     """As JSON."""
+    model_folder: str
+    """Of the base model, on the engine's machine; clients on that machine load its tokenizer from there."""
 
 
 # Samples are registered by `sampling/messages.py`, which the manager needs too.

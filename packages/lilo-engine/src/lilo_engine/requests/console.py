@@ -1,6 +1,6 @@
 """What a console, a dashboard and `lilo trace` and `lilo report` ask for. Reads; changes nothing.
 
-Only the process that holds the engine knows these things; `app.py` gives it to the routes. A key sees what concerns its
+Only the engine knows these things; a front asks it (`console/engine_view.py`). A key sees what concerns its
 own models, an operator's key everything.
 """
 
@@ -13,14 +13,11 @@ import anyio
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from lilo_engine.console.chrome_trace import chrome_trace
-from lilo_engine.console.metrics import CONTENT_TYPE, Metrics
-from lilo_engine.console.run_report import run_report
+from lilo_engine.console.engine_view import EngineView, nothing_ran
+from lilo_engine.console.metrics import CONTENT_TYPE, ServerMetrics
 from lilo_engine.console.share import Sees, models_in, share_of_overview, share_of_trace
 from lilo_engine.control.view import View
-from lilo_engine.engine import Engine
 from lilo_engine.errors import NotFound
-from lilo_engine.operations.operation import ModelId
 from lilo_engine.operations.reference import CheckpointRef
 from lilo_engine.requests.front import front_of, view_of
 from lilo_engine.requests.json_response import json_response
@@ -33,7 +30,7 @@ metrics_router = APIRouter()
 @router.get("/console/state")
 async def state(request: Request) -> Response:
     """Phase, queue with reasons, lanes, models."""
-    front, overview = front_of(request), _engine(request).overview()
+    front, overview = front_of(request), await _engine_view(request).overview()
     sees = await _sees(request, models_in(overview, {}))
     trainer, sampler = await front.engine.state(), await front.sampling.state()
     health = trainer.health
@@ -61,30 +58,23 @@ async def state(request: Request) -> Response:
 @router.get("/console/trace")
 async def trace(request: Request) -> Response:
     """The timeline of the lanes as a Chrome trace."""
-    document = chrome_trace(_engine(request).recorder)
+    document = await _engine_view(request).timeline()
     return json_response(share_of_trace(document, await _sees(request, models_in({}, document))))
 
 
 @router.get("/console/runs/{run_id}")
 async def report(request: Request, run_id: str) -> Response:
     """Where a run's time went."""
-    totals = _engine(request).recorder.runs.get(ModelId(run_id))
     if not await view_of(request).watches(run_id):
-        totals = None
-    if totals is None:
-        raise NotFound(
-            f"nothing of a run {run_id!r} ran since this server started; "
-            "GET /api/v1/training_runs lists the runs there are"
-        )
-    num_devices = front_of(request).definition.topology.world_size
-    return json_response(run_report(run_id, totals, num_devices=num_devices).as_dict())
+        raise NotFound(nothing_ran(run_id))
+    return json_response(await _engine_view(request).report(run_id))
 
 
 @metrics_router.get("/metrics")
 async def metrics(request: Request) -> Response:
-    """All metrics in Prometheus' text format."""
-    found = cast(Metrics, request.app.state.metrics)
-    text = found.text(await front_of(request).engine.state(), len(anyio.get_running_tasks()))
+    """The engine's metrics and this process's own in Prometheus' text format."""
+    server = cast(ServerMetrics, request.app.state.metrics)
+    text = await _engine_view(request).metrics() + server.text(len(anyio.get_running_tasks()))
     return Response(text, media_type=CONTENT_TYPE)
 
 
@@ -104,5 +94,5 @@ async def _adapters(view: View, names: Iterable[str]) -> list[str]:
     ]
 
 
-def _engine(request: Request) -> Engine:
-    return cast(Engine, request.app.state.engine)
+def _engine_view(request: Request) -> EngineView:
+    return cast(EngineView, request.app.state.view)

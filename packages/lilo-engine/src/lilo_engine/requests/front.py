@@ -21,15 +21,25 @@ from lilo_engine.control.access import Caller
 from lilo_engine.control.control import Control
 from lilo_engine.control.view import View
 from lilo_engine.engine_client import EngineClient
-from lilo_engine.errors import LiloError, NotFound, TooLarge, UserError
+from lilo_engine.errors import Gone, LiloError, NotFound, TooLarge, Unavailable, UserError
 from lilo_engine.operations.ids import session_of
-from lilo_engine.operations.operation import LoadState, ModelId, Operation, Refused, RequestId
+from lilo_engine.operations.operation import (
+    CreateModel,
+    LoadState,
+    ModelId,
+    Operation,
+    Refused,
+    RequestId,
+)
+from lilo_engine.operations.result import FutureState
 from lilo_engine.requests import decode
 from lilo_engine.requests.body import PROTOBUF, Body, BodyLimits, off_loop, read_body
 from lilo_engine.requests.compression import start_of
 from lilo_engine.requests.json_response import json_response
 from lilo_engine.requests.long_polls import LongPolls
-from lilo_engine.sampling.manager import SamplingManager
+from lilo_engine.sampling.futures import PREFIX as SAMPLE_PREFIX
+from lilo_engine.sampling.manager import SampleState
+from lilo_engine.sampling_client import SamplingClient
 
 _log = logging.getLogger(__name__)
 
@@ -69,14 +79,17 @@ class Front:
     model_folder: Path
     """Of the base model; clients on this machine load its tokenizer from there."""
     engine: EngineClient
-    sampling: SamplingManager
+    sampling: SamplingClient
     control: Control
     settings: FrontSettings = field(default_factory=FrontSettings)
     polls: LongPolls = field(default_factory=LongPolls)
 
     async def readiness(self) -> Readiness:
         """Ask both sides. A trainer that does not answer for a while is still serving, and is said to be silent."""
-        trainer, sampler = await self.engine.state(), await self.sampling.state()
+        try:
+            trainer, sampler = await self.engine.state(), await self.sampling.state()
+        except Unavailable as error:
+            return Readiness(ready=False, words=error.message, progress={})
         parts = {"trainer": trainer, "sampler": sampler}
         words = [
             f"{name} {state.phase}" + (f" ({state.last_failure})" if state.last_failure else "")
@@ -126,6 +139,46 @@ class Front:
             return await self.engine.submit(operation)
         except NotFound as error:
             raise await self.control.runs.why_gone(operation.model_id) or error from error
+
+    async def create_model(self, wanted: CreateModel) -> RequestId:
+        """Hand a creation to the engine.
+
+        Raises:
+            Gone: a model of this id has ended, also one of an earlier engine.
+            InvalidRequest, Unavailable: see `EngineClient.create_model`.
+        """
+        await self.control.runs.refuse_ended(wanted.model_id)
+        return await self.engine.create_model(wanted)
+
+    async def retrieve(self, request_id: str, wait_s: float) -> FutureState:
+        """The state of an operation, waiting up to `wait_s` for it to finish.
+
+        Raises:
+            Gone: its model ended, also with an earlier engine.
+            NotFound: there is no such request.
+        """
+        try:
+            return await self.engine.retrieve(RequestId(request_id), wait_s)
+        except NotFound:
+            await self.control.runs.refuse_ended(request_id.rpartition(":")[0])
+            raise
+
+    async def retrieve_sample(self, request_id: str, wait_s: float) -> SampleState:
+        """The state of a sample, waiting up to `wait_s` for it to finish.
+
+        Raises:
+            Gone: it went with an earlier engine; sent again, it is done anew.
+            NotFound: there is no such request.
+        """
+        try:
+            return await self.sampling.retrieve(request_id, wait_s)
+        except NotFound as error:
+            session_id = request_id.removeprefix(SAMPLE_PREFIX).rpartition(":")[0]
+            with contextlib.suppress(NotFound):
+                await self.control.sampling_sessions.get(session_id)
+                # The SDK takes a 410 as "send it again", which is right for an answer that was lost.
+                raise Gone(f"{error.message}; the engine may have been started again") from error
+            raise
 
 
 def front_of(request: Request) -> Front:

@@ -30,7 +30,7 @@ async def retrieve_futures(request: Request) -> Response:
     target = wire.target
     await view_of(request).sampling_session(target.sampling_session_id)
     whose = Whose(target.sampling_session_id, target.cloned_sampler_id)
-    front.sampling.retrieved(whose, wire.retrieved_request_ids)
+    await front.sampling.retrieved(whose, wire.retrieved_request_ids)
     limit_s = front.settings.long_poll_s
     wait_s = limit_s if wire.timeout is None else min(wire.timeout, limit_s)
 
@@ -48,7 +48,7 @@ async def join_sampling_session(request: Request) -> Response:
     front = front_of(request)
     wire = await read_json(request, JoinSamplingSessionBody, front.settings.body)
     await view_of(request).sampling_session(wire.sampling_session_id)
-    counter = front.sampling.join(wire.sampling_session_id)
+    counter = await front.sampling.join(wire.sampling_session_id)
     return json_response({"type": "join_sampling_session", "client_counter": counter})
 
 

@@ -13,7 +13,6 @@ from starlette.responses import Response
 
 from lilo_engine.control.view import View
 from lilo_engine.errors import LiloError, NotFound
-from lilo_engine.operations.operation import RequestId
 from lilo_engine.operations.result import Complete, Failed, Passed, Pending
 from lilo_engine.requests import encode
 from lilo_engine.requests.body import PROTOBUF, off_loop, read_json
@@ -78,8 +77,8 @@ async def _check(view: View, request_id: str) -> None:
 async def _state(front: Front, request_id: str) -> Pending | Complete | Failed | Sampled:
     async def look(wait_s: float) -> Pending | Complete | Failed | Sampled:
         if request_id.startswith(SAMPLE_PREFIX):
-            return await front.sampling.retrieve(request_id, wait_s)
-        return await front.engine.retrieve(RequestId(request_id), wait_s)
+            return await front.retrieve_sample(request_id, wait_s)
+        return await front.retrieve(request_id, wait_s)
 
     return await front.polls.answer(look, front.settings.long_poll_s)
 

@@ -99,5 +99,5 @@ async def unload_model(request: Request) -> Response:
 
 
 async def _create(request: Request, wanted: CreateModel) -> Response:
-    request_id = await front_of(request).engine.create_model(wanted)
+    request_id = await front_of(request).create_model(wanted)
     return json_response({"request_id": request_id, "model_id": wanted.model_id})

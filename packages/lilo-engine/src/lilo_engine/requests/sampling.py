@@ -78,7 +78,7 @@ async def asample(request: Request) -> Response:
             stop_strings=info.stop_strings,
         ),
     )
-    ticket = front.sampling.submit(
+    ticket = await front.sampling.submit(
         session_id=session_id,
         seq_id=seq_id,
         fingerprint=decode_sample.fingerprint(sample),

@@ -126,7 +126,7 @@ async def _destination(
     if wire.session_id is not None and wire.model_seq_id is not None:
         await view.check_session(wire.session_id)
         run_id = model_id_of(wire.session_id, wire.model_seq_id)
-        if front.control.runs.is_live(run_id):
+        if await front.control.runs.is_live(run_id):
             raise InvalidRequest(
                 f"model {run_id!r} lives in this slot; choose another model_seq_id"
             )

@@ -1,0 +1,190 @@
+"""Line: calls from a front to whichever engine holds the lease.
+
+    find (records) -> address -> one HTTP request per call -> value or error
+                        ^                 |
+                        +--- broken, or another engine: look again, send again
+
+Every call may be sent again, because all of them may be at the other side (`engine_client.py`, `sampling_client.py`).
+When the address changes, calls that wait for the old one are cut off and sent to the new one: an engine that was
+stopped never answers. Not what the calls mean: that is `client.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+import httpx
+
+from lilo_engine.commands import frames
+from lilo_engine.errors import LiloError, Unavailable
+from lilo_engine.remote.calls import EPOCH_HEADER, MEDIA_TYPE, PREFIX
+
+_log = logging.getLogger(__name__)
+
+PATIENCE_S = 10.0
+"""For an engine that is away: one that is started again on the same machine is back by then."""
+ANSWER_S = 30.0
+"""For an answer that nothing holds up, beside the time that a call asks to wait."""
+LOOK_S = 1.0
+"""Between looks at who the engine is: how long calls may hang on one that was stopped and replaced."""
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 1.0
+"""Between tries; each is twice the one before."""
+_CONNECT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where the engine is."""
+
+    url: str
+    epoch: int
+    secret: str
+
+
+class EngineAway(Unavailable):
+    """No engine answers; the message says for how long and why."""
+
+
+class _BrokenError(Exception):
+    """This try came to nothing; the next one may not."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Line:
+    """The line of one front."""
+
+    find: Callable[[], Awaitable[Address]]
+    """Reads who the engine is.
+
+    Raises:
+        Unavailable: there is none, or the records cannot be read.
+    """
+    http: httpx.AsyncClient
+    _address: Address | None = None
+    _waiting: set[anyio.CancelScope] = field(default_factory=set[anyio.CancelScope])
+    """Calls that wait for an answer from `_address`."""
+    _away_since_s: float | None = None
+
+    @property
+    def epoch(self) -> int | None:
+        """Of the engine that is talked to; None before the first call."""
+        return None if self._address is None else self._address.epoch
+
+    @property
+    def away_s(self) -> float:
+        """For how long no engine has answered; 0 = the last one that was asked did."""
+        return 0.0 if self._away_since_s is None else anyio.current_time() - self._away_since_s
+
+    async def watch(self) -> None:
+        """See who the engine is until cancelled, so that no call hangs on one that was replaced."""
+        while True:
+            await anyio.sleep(LOOK_S)
+            try:
+                self._move(await self.find())
+            except Unavailable as error:
+                _log.debug("who the engine is cannot be seen: %s", error)
+
+    async def call(
+        self, method: str, *args: object, wait_s: float = 0.0, patience_s: float = PATIENCE_S
+    ) -> Any:  # noqa: ANN401 - the caller knows what it asked for
+        """Call a method of the engine's process, again and again while the line is broken.
+
+        Args:
+            method: as in `calls.py`.
+            args: what frames can carry.
+            wait_s: how long the other side may take because it was asked to.
+            patience_s: how long to try.
+
+        Raises:
+            EngineAway: no engine answered for `patience_s`.
+            LiloError: what the method raised.
+        """
+        body = frames.encode(args)
+        ends_s, pause_s = anyio.current_time() + patience_s, _FIRST_PAUSE_S
+        while True:
+            try:
+                value = await self._try(method, body, wait_s)
+                self._away_since_s = None
+            except (_BrokenError, Unavailable) as error:
+                now_s = anyio.current_time()
+                self._away_since_s = self._away_since_s or now_s
+                if now_s >= ends_s:
+                    raise EngineAway(
+                        f"no engine has answered for {self.away_s:.0f} s ({error}); try again later"
+                    ) from error
+                await anyio.sleep(min(pause_s, ends_s - now_s))
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                continue
+            if isinstance(value, LiloError):
+                raise value
+            return value
+
+    async def _try(self, method: str, body: bytes, wait_s: float) -> Any:  # noqa: ANN401
+        address = self._address
+        if address is None:
+            address = await self.find()
+            self._move(address)
+        with anyio.CancelScope() as scope:
+            self._waiting.add(scope)
+            try:
+                return await self._ask(address, method, body, wait_s)
+            except _BrokenError:
+                if self._address == address:
+                    self._address = None
+                raise
+            finally:
+                self._waiting.discard(scope)
+        raise _BrokenError("another engine took its place")
+
+    async def _ask(self, address: Address, method: str, body: bytes, wait_s: float) -> Any:  # noqa: ANN401
+        limit = httpx.Timeout(ANSWER_S, connect=_CONNECT_S, read=wait_s + ANSWER_S, pool=None)
+        headers = {
+            "authorization": f"Bearer {address.secret}",
+            "content-type": MEDIA_TYPE,
+            EPOCH_HEADER: str(address.epoch),
+        }
+        url = f"{address.url}{PREFIX}/{method}"
+        try:
+            answer = await self.http.post(url, content=body, headers=headers, timeout=limit)
+        except httpx.HTTPError as error:
+            words = str(error) or type(error).__name__
+            raise _BrokenError(f"the engine at {address.url} cannot be reached: {words}") from error
+        if not answer.is_success:
+            raise _BrokenError(
+                f"{address.url} answered {answer.status_code}: {answer.text[:200] or 'nothing more'}"
+            )
+        try:
+            return frames.decode(answer.content)
+        except frames.FrameError as error:
+            raise _BrokenError(f"{address.url} answered what is no frame: {error}") from error
+
+    def _move(self, address: Address) -> None:
+        """Talk to this engine from now on; calls to another one are cut off, to be sent again."""
+        if address == self._address:
+            return
+        if self._address is not None:
+            _log.warning("the engine is at %s now (epoch %d)", address.url, address.epoch)
+            for scope in self._waiting:
+                scope.cancel()
+        self._address = address
+
+
+@asynccontextmanager
+async def open_line(find: Callable[[], Awaitable[Address]]) -> AsyncGenerator[Line]:
+    """A line that is watched while the context lives."""
+    # Every waiting poll of a client is a connection of its own, so that their number is not limited here.
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=30)
+    async with (
+        httpx.AsyncClient(limits=limits, trust_env=False) as http,
+        anyio.create_task_group() as tasks,
+    ):
+        line = Line(find=find, http=http)
+        tasks.start_soon(line.watch)
+        yield line
+        tasks.cancel_scope.cancel()
