@@ -7,8 +7,8 @@ import lilo_definitions
 import modal
 import pytest
 from lilo_engine.cli.main import build as build_cli
+from lilo_engine.cluster.bring_up import BringUp
 from lilo_engine.deploy import bodies, plan
-from lilo_engine.deploy.bring_up import BringUp
 from lilo_engine.deploy.modal import ModalApp, build, image_of
 from lilo_engine.errors import ServerError
 from typer.testing import CliRunner
@@ -143,13 +143,17 @@ def test_the_body_joins_its_cluster_by_either_of_the_providers_ways(monkeypatch,
 
     def note(cluster):
         places.append(cluster)
-        return BringUp(cluster=cluster, commands=lambda *_: 1)
+        return BringUp(cluster=cluster, start=_no_ray)
 
     provider = LocalProvider(client=client(0, ["127.0.0.1", "127.0.0.2"]))
-    with pytest.raises(ServerError, match="start the head"):
+    with pytest.raises(ServerError, match="no ray here"):
         bodies.run_trainer("r", provider, bring_up_of=note)
     assert places[0].is_head
     assert places[0].addresses == ("127.0.0.1", "127.0.0.2")
+
+
+def _no_ray(command, environment):
+    raise OSError("no ray here")
 
 
 def test_modals_own_function_runs_our_body_and_reads_modals_cluster(monkeypatch):

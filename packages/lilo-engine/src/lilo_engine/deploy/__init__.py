@@ -1,7 +1,7 @@
 """Deploy: a definition on rented machines.
 
     definition -> trainer_plan.py, sampler_plan.py -> deployment.py (what would be created: pure data) -> modal.py (objects)
-    in a container: bodies.py -> cluster.py, bring_up.py (several nodes) -> head.py (front, engine, trainer) -> resume.py, snapshots.py
+    in a container: bodies.py -> ../cluster/ (several nodes) -> head.py (front, engine, trainer) -> resume.py, snapshots.py
 
 Nothing here imports the provider's client before it is needed.
 """

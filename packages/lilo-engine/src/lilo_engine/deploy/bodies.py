@@ -21,10 +21,10 @@ from typing import Any, Protocol, cast
 
 from lilo_definitions import Definition
 
+from lilo_engine.cluster.bring_up import BringUp, environment_of
+from lilo_engine.cluster.membership import Cluster, read_cluster
 from lilo_engine.config import add_to_environment, environment
 from lilo_engine.deploy import places
-from lilo_engine.deploy.bring_up import BringUp, environment_of
-from lilo_engine.deploy.cluster import Cluster, read_cluster
 from lilo_engine.deploy.head import Life, PartsOf, Timing, of_processes
 from lilo_engine.deploy.resume import Resume
 from lilo_engine.deploy.surroundings import Surroundings
@@ -135,11 +135,11 @@ def run_trainer(
     if not cluster.is_head:
         bring_up.lend()
         return ()
+    ray = bring_up.start_head()
     try:
-        bring_up.start_head()
         return lead()
     finally:
-        bring_up.stop()
+        ray.stop()
 
 
 def _lead(

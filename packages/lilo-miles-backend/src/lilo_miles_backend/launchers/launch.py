@@ -17,10 +17,16 @@ def launch(config: BackendConfig, settings: BackendSettings) -> Ranks:
 
     Raises:
         InvalidRequest: the definition asks for what is not built, or the model's files do not fit it.
+        Unavailable: the cluster has not the machines that it asks for.
         BackendLost: the ranks could not be started; names the first cause.
     """
     check_offered(config.definition)
     topology = config.definition.topology
+    if settings.ray_address is not None:
+        # Ray takes a second to import, which only those pay who use it.
+        from lilo_miles_backend.cluster.ray_ranks import start_ray_ranks  # noqa: PLC0415
+
+        return start_ray_ranks(config, settings, settings.ray_address)
     if topology.nodes > 1:
         raise InvalidRequest(
             f"definition {config.definition.name!r} runs on {topology.nodes} nodes, and no cluster is named; start "

@@ -52,6 +52,13 @@ def _refused(definition: Definition) -> list[str]:
             "all",
         ),
         (not trainer.pack_models, "trainer.pack_models", trainer.pack_models, "false"),
+        (
+            # What runs on CPU is deterministic without being asked; kernels of GPUs are not.
+            topology.device == "cpu" or not trainer.deterministic,
+            "trainer.deterministic",
+            trainer.deterministic,
+            "false on cuda",
+        ),
     ]
     return [
         f"{field} is {value!r} (offered: {offered})"

@@ -1,4 +1,4 @@
-"""SpawnedRanks: ranks as processes of this machine, reached over socket pairs.
+"""Spawned ranks: processes of this machine, reached over socket pairs.
 
 A rank is in the process group of its driver, so that what ends the driver's group ends it too; when the driver alone
 is killed, its end of the sockets closes and the rank ends by itself.
@@ -6,7 +6,6 @@ is killed, its end of the sockets closes and the rank ends by itself.
 
 from __future__ import annotations
 
-import queue
 import shutil
 import signal
 import socket
@@ -14,16 +13,16 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from collections.abc import Mapping
 from pathlib import Path
 
 from lilo_engine.commands.backend import BackendConfig
+from lilo_engine.commands.child import describe_exit
 from lilo_engine.commands.connection import Connection
 from lilo_engine.commands.frames import FrameError
-from lilo_engine.commands.child import describe_exit
 
 from lilo_miles_backend.config import BackendSettings, environment_with
+from lilo_miles_backend.launchers.carried_member import CarriedMember, places_of
 from lilo_miles_backend.launchers.driver import DrivenRanks
 from lilo_miles_backend.launchers.limits import DriverLimits
 from lilo_miles_backend.launchers.mailboxes import Mailbox
@@ -69,18 +68,14 @@ def spawn_ranks(config: BackendConfig, settings: BackendSettings) -> DrivenRanks
     return ranks
 
 
-class SpawnedMember:
-    """One rank's process; implements `Member`."""
+class SpawnedMember(CarriedMember):
+    """One rank's process."""
 
     def __init__(self, config: BackendConfig, settings: BackendSettings, place: RankPlace) -> None:
         """Start the process; returns at once."""
-        self.rank = place.rank
-        self.node = place.node
-        self._ended = threading.Event()
-        self._fate: str | None = None
-        self._watchers: list[Callable[[], None]] = []
-        self._watching = threading.Lock()
-        ours, theirs = _socket_pairs(config, place)
+        places = places_of(place.rank, config.definition.limits.publication_workers)
+        super().__init__(place.rank, place.node, places)
+        ours, theirs = _socket_pairs(places)
         try:
             self._child = _start(config, settings, place, theirs)
         except OSError:
@@ -88,109 +83,46 @@ class SpawnedMember:
             raise
         finally:
             _close(theirs)
-        self._queues: dict[Mailbox, queue.SimpleQueue[_Posted | None]] = {}
-        self._num_carriers: dict[Mailbox, int] = {}
-        for mailbox, streams in ours.items():
-            self._queues[mailbox] = queue.SimpleQueue()
-            self._num_carriers[mailbox] = len(streams)
-            for stream in streams:
-                _daemon(self._carry, self._queues[mailbox], stream)
-        _daemon(self._reap)
+        self._connections = {
+            mailbox: [Connection(stream) for stream in streams] for mailbox, streams in ours.items()
+        }
+        self.carry()
+        threading.Thread(target=self._reap, name=f"rank-{self.rank}-reap", daemon=True).start()
 
     @property
     def pid(self) -> int:
         """Of the process."""
         return self._child.pid
 
-    def post(self, mailbox: Mailbox, frame: bytes) -> Future[bytes]:
-        """Queue one command."""
-        posted = _Posted(frame)
-        # Looked at under the lock: what is queued after the end would be taken by nobody.
-        with self._watching:
-            if self._fate is None:
-                self._queues[mailbox].put(posted)
-                return posted.answer
-        posted.answer.set_exception(LinkLost())
-        return posted.answer
-
-    def fate(self) -> str | None:
-        """How the process ended."""
-        return self._fate
-
-    def watch(self, ended: Callable[[], None]) -> None:
-        """Call `ended` at the end of the process."""
-        with self._watching:
-            if self._fate is None:
-                self._watchers.append(ended)
-                return
-        ended()
-
     def kill(self) -> None:
         """SIGKILL, which a stopped process obeys too."""
-        # The reaper holds the child until it is waited for, so that its number cannot be another's.
+        # Until the reaper has waited for it, its number cannot be another's; after that, this does nothing.
         self._child.send_signal(signal.SIGKILL)
-        self._ended.wait(REAP_LIMIT_S)
+        self.wait_ended(REAP_LIMIT_S)
+
+    def exchange(self, mailbox: Mailbox, place: int, frame: bytes) -> bytes:
+        """Over the socket of this place."""
+        connection = self._connections[mailbox][place]
+        try:
+            connection.send_frame(frame, None)
+            return bytes(connection.receive_frame(None))
+        except (OSError, EOFError, FrameError) as error:
+            raise LinkLost from error
 
     def _reap(self) -> None:
         code = self._child.wait()
-        with self._watching:
-            self._fate = describe_exit(code)
-            watchers = list(self._watchers)
-        self._ended.set()
-        for ended in watchers:
-            ended()
-        for mailbox, waiting in self._queues.items():
-            _refuse_all(waiting)
-            for _ in range(self._num_carriers[mailbox]):
-                waiting.put(None)
-
-    def _carry(self, posts: queue.SimpleQueue[_Posted | None], stream: socket.socket) -> None:
-        """Carry commands over one connection, one at a time, until it breaks or the process ended."""
-        connection = Connection(stream)
-        while True:
-            posted = posts.get()
-            if posted is None:
+        self.end(describe_exit(code))
+        for connections in self._connections.values():
+            for connection in connections:
                 connection.close()
-                return
-            try:
-                connection.send_frame(posted.frame, None)
-                answer = bytes(connection.receive_frame(None))
-            except (OSError, EOFError, FrameError):
-                # The connection ends with the process: how it ended is known in a moment.
-                self._ended.wait(REAP_LIMIT_S)
-                posted.answer.set_exception(LinkLost())
-                connection.close()
-                return
-            posted.answer.set_result(answer)
-
-
-class _Posted:
-    __slots__ = ("answer", "frame")
-
-    def __init__(self, frame: bytes) -> None:
-        self.frame = frame
-        self.answer: Future[bytes] = Future()
-
-
-def _refuse_all(waiting: queue.SimpleQueue[_Posted | None]) -> None:
-    while True:
-        try:
-            posted = waiting.get_nowait()
-        except queue.Empty:
-            return
-        if posted is not None:
-            posted.answer.set_exception(LinkLost())
 
 
 def _socket_pairs(
-    config: BackendConfig, place: RankPlace
+    places: Mapping[Mailbox, int],
 ) -> tuple[dict[Mailbox, list[socket.socket]], dict[Mailbox, list[socket.socket]]]:
-    numbers: dict[Mailbox, int] = {"train": 1, "persist": 1, "beat": 1}
-    if place.rank == 0:
-        numbers["publish"] = config.definition.limits.publication_workers
-    ours: dict[Mailbox, list[socket.socket]] = {name: [] for name in numbers}
-    theirs: dict[Mailbox, list[socket.socket]] = {name: [] for name in numbers}
-    for mailbox, number in numbers.items():
+    ours: dict[Mailbox, list[socket.socket]] = {mailbox: [] for mailbox in places}
+    theirs: dict[Mailbox, list[socket.socket]] = {mailbox: [] for mailbox in places}
+    for mailbox, number in places.items():
         for _ in range(number):
             our, their = socket.socketpair()
             ours[mailbox].append(our)
@@ -233,7 +165,3 @@ def _close(streams: Mapping[Mailbox, list[socket.socket]]) -> None:
     for members in streams.values():
         for stream in members:
             stream.close()
-
-
-def _daemon(target: Callable[..., None], *args: object) -> None:
-    threading.Thread(target=target, args=args, daemon=True).start()

@@ -1,4 +1,4 @@
-"""Cluster: which container of a cluster this is, from what the provider says. No decision, no process.
+"""Membership: which machine of a cluster this is, from what the provider says. No decision, no process.
 
 Modal has two ways to ask: `modal.Cluster.from_context()` (current) and `modal.experimental.get_cluster_info()` (older).
 """

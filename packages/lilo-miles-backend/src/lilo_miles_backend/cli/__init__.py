@@ -1,0 +1,1 @@
+"""Sub-commands of `lilo` that this package brings (entry-point group `lilo.commands`)."""

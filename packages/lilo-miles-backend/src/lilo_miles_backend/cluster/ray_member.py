@@ -1,0 +1,69 @@
+"""RayMember: the driver's handle on a rank that is a Ray actor."""
+
+from __future__ import annotations
+
+import contextlib
+
+import ray
+import ray.exceptions
+from ray.actor import ActorHandle
+
+from lilo_miles_backend.cluster.actor import Whereabouts
+from lilo_miles_backend.launchers.carried_member import CarriedMember, places_of
+from lilo_miles_backend.launchers.mailboxes import Mailbox
+from lilo_miles_backend.launchers.member import LinkLost
+
+LARGE_BYTES = 100_000
+"""From here on a frame is put into Ray's object store once, instead of being sent to every actor."""
+KILL_LIMIT_S = 3.0
+"""From the order to end an actor until its calls fail."""
+
+
+class RayMember(CarriedMember):
+    """One actor."""
+
+    def __init__(
+        self, rank: int, actor: ActorHandle, whereabouts: Whereabouts, publication_workers: int
+    ) -> None:
+        """Take over an actor that told where it is."""
+        super().__init__(rank, whereabouts.node, places_of(rank, publication_workers))
+        self._actor = actor
+        self._whereabouts = whereabouts
+        self.carry()
+
+    @property
+    def pid(self) -> int:
+        """Of the actor's process, on its machine."""
+        return self._whereabouts.pid
+
+    def kill(self) -> None:
+        """Have Ray end the process."""
+        # It may be gone already, or so may be the connection, with which all actors end.
+        with contextlib.suppress(ray.exceptions.RayError, ValueError):
+            ray.kill(self._actor, no_restart=True)
+        self.wait_ended(KILL_LIMIT_S)
+
+    def exchange(self, mailbox: Mailbox, place: int, frame: bytes) -> bytes:
+        """One call of the actor."""
+        call = self._actor.answer.options(concurrency_group=mailbox)
+        try:
+            return bytes(ray.get(call.remote(frame)))
+        except ray.exceptions.RayError as error:
+            self.end(_fate(error, self._whereabouts))
+            raise LinkLost from error
+
+
+def _fate(error: ray.exceptions.RayError, whereabouts: Whereabouts) -> str:
+    """What Ray says about an end, in one line."""
+    text = " ".join(str(error).split())
+    if _node_is_dead(whereabouts.ray_node):
+        return f"is gone with its machine {whereabouts.address}: {text[:400]}"
+    return f"was ended: {text[:400]}"
+
+
+def _node_is_dead(node_id: str) -> bool:
+    try:
+        listed = ray.nodes()
+    except Exception:  # the head may be what is gone
+        return True
+    return not any(entry["Alive"] and entry["NodeID"] == node_id for entry in listed)
