@@ -20,7 +20,7 @@ import anyio
 import anyio.abc
 from lilo_definitions import Definition
 
-from lilo_engine.commands.process import describe_exit
+from lilo_engine.commands.child import describe_exit
 from lilo_engine.errors import ServerError
 from lilo_engine.log_tail import last_words
 from lilo_engine.sampling.engine import SamplerConfig, SamplingEngine
