@@ -35,10 +35,11 @@ def load_training(
     group: Group | None = None,
     place: Place | None = None,
     timeout_s: float = TIMEOUT_S,
+    node: str | None = None,
 ) -> AdapterState:
     """Read this rank's part of the checkpoint `ref`; every file is compared with its digest first, by rank 0 for all.
 
-    Called by every rank of `group`, None: one rank. Without `place` everything is read. Without the optimizer, moments
+    Called by every rank of `group`, None: one rank; `node` is as in `publication.publish`. Without `place` everything is read. Without the optimizer, moments
     are zeros and `optimizer_step` is 0.
 
     Raises:
@@ -61,6 +62,7 @@ def load_training(
             verify="full",
             group=ranks,
             timeout_s=timeout_s,
+            node=node,
         )
 
         def read() -> AdapterState:

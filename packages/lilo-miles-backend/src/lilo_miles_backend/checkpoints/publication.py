@@ -27,8 +27,11 @@ def publish(
     *,
     layout: Mapping[str, int],
     write: Callable[[Attempt], Collection[str] | None],
+    node: str | None = None,
 ) -> Published:
     """Publish what `write` puts into an attempt; it returns the files that the checkpoint must have.
+
+    `node` says whose view of the volume this rank has; None: the environment tells (`lilo_volume.begin`).
 
     Raises:
         InvalidRequest: the name is taken.
@@ -44,6 +47,7 @@ def publish(
             order=destination.order,
             overwrite=destination.overwrite,
             timeout_s=TIMEOUT_S,
+            node=node,
         )
         with attempt:
             expected = write(attempt)

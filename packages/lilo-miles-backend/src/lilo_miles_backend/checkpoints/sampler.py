@@ -26,9 +26,16 @@ _LOG = logging.getLogger(__name__)
 
 
 def persist_sampler(
-    volume: Volume, group: Group, state: AdapterState, destination: Destination
+    volume: Volume,
+    group: Group,
+    state: AdapterState,
+    destination: Destination,
+    *,
+    node: str | None = None,
 ) -> Published:
     """Publish `state` for sampling; called by every rank, written by rank 0, which holds the whole adapter.
+
+    `node` is as in `publication.publish`. What is published can be read at once where it was written.
 
     Raises:
         InvalidRequest: the name is taken and `destination.overwrite` is not set.
@@ -45,7 +52,7 @@ def persist_sampler(
             file.write(json.dumps(config, indent=2, sort_keys=True).encode())
         return {ADAPTER_NAME, CONFIG_NAME}
 
-    return publish(volume, group, state, destination, layout=ONE_RANK, write=write)
+    return publish(volume, group, state, destination, layout=ONE_RANK, write=write, node=node)
 
 
 def peft_tensors(state: AdapterState) -> dict[str, torch.Tensor]:

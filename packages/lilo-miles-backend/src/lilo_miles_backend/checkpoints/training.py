@@ -28,8 +28,11 @@ def persist_training(
     destination: Destination,
     *,
     layout: Mapping[str, int] = ONE_RANK,
+    node: str | None = None,
 ) -> Published:
     """Publish everything needed to go on training an adapter; called by every rank of `group` with what it holds.
+
+    `node` is as in `publication.publish`.
 
     Raises:
         InvalidRequest: the name is taken and `destination.overwrite` is not set.
@@ -47,7 +50,7 @@ def persist_training(
             file.write(document.model_dump_json(indent=1).encode())
         return files | {DOCUMENT_NAME}
 
-    return publish(volume, group, state, destination, layout=layout, write=write)
+    return publish(volume, group, state, destination, layout=layout, write=write, node=node)
 
 
 def _shards(state: AdapterState) -> dict[str, FactorShard]:

@@ -1,0 +1,208 @@
+"""B35: half a checkpoint looks whole. Four ranks on two nodes with a view each of one volume, the same host name on both.
+
+Every test here runs one scenario twice: as it is built, and with the fix that it is about switched off, where the
+same assertions must fail.
+"""
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from lilo_engine.commands.command import Published
+from lilo_engine.errors import CommandFailed
+from lilo_engine.operations.reference import CheckpointRef
+from lilo_miles_backend.adapter_state import assemble
+from lilo_miles_backend.checkpoints import load_training, persist_sampler, persist_training
+from lilo_volume import Attempt, Entry, LocalVolume, SoloGroup, VolumeBusy, catalogue
+from lilo_volume.publish import Publisher
+from lilo_volume.testing import run_ranks
+from lilo_volume.testing.emulator import EmulatedVolume, Emulator, Modes
+from safetensors.torch import load_file
+
+from tests.miles_backend.checkpoints.conftest import (
+    assert_equal_states,
+    destination,
+    make_state,
+    part_of,
+    placed,
+)
+
+WORLD = 4
+RUN = "0ab:train:0"
+MODES = [Modes(), Modes(commit_reload="on"), Modes(commit_atomic=False, background="adversarial")]
+
+
+class TwoNodes:
+    """Ranks 0 and 1 on one node, 2 and 3 on another."""
+
+    def __init__(self, folder: Path, modes: Modes) -> None:
+        self.emulator = Emulator(folder, modes=modes)
+        self.containers = [self.emulator.mount("a"), self.emulator.mount("b")]
+        self.volumes = [self.emulator.volume(container) for container in self.containers]
+        self.state = make_state(layers=1, lora_rank=4, unembed=False)
+
+    def node(self, rank: int) -> str:
+        return self.containers[rank // 2].task_id
+
+    def save(
+        self,
+        name: str = "one",
+        *,
+        node: Callable[[int], str] | None = None,
+        volume: Callable[[int], object] | None = None,
+    ) -> list[Published | BaseException]:
+        def persist(group):
+            return persist_training(
+                volume(group.rank) if volume else self.volumes[group.rank // 2],
+                group,
+                part_of(self.state, group.rank, WORLD),
+                destination(name=name, overwrite=True),
+                layout={"tp": WORLD, "cp": 1, "dp": 1},
+                node=(node or self.node)(group.rank),
+            )
+
+        return run_ranks(WORLD, persist)
+
+    def assert_whole(self, outcomes: list[Published | BaseException], name: str = "one") -> None:
+        """Published, and loaded by new ranks."""
+        assert all(isinstance(outcome, Published) for outcome in outcomes), outcomes
+        self.assert_loads(name)
+
+    def assert_loads(self, name: str) -> None:
+        """Bit for bit, by ranks on nodes that have never seen it."""
+        fresh = [self.emulator.mount("c"), self.emulator.mount("d")]
+        ref = CheckpointRef(run_id=RUN, kind="weights", name=name)
+
+        def load(group):
+            return load_training(
+                self.emulator.volume(fresh[group.rank // 2]),
+                ref,
+                group=group,
+                place=placed(group.rank, WORLD),
+                node=fresh[group.rank // 2].task_id,
+            )
+
+        parts = run_ranks(WORLD, load)
+        assert not [part for part in parts if isinstance(part, BaseException)], parts
+        assert_equal_states(self.state, assemble(parts))
+
+
+@pytest.fixture(params=MODES, ids=["kind", "commit reloads", "background commits"])
+def nodes(request, tmp_path) -> TwoNodes:
+    return TwoNodes(tmp_path, request.param)
+
+
+def fails(scenario: Callable[[], None]) -> None:
+    """The scenario's own assertions must not hold."""
+    with pytest.raises(AssertionError):
+        scenario()
+
+
+def test_one_rank_of_each_node_commits_although_both_have_one_host_name(nodes):
+    assert len({socket.gethostname() for _ in nodes.containers}) == 1
+    nodes.assert_whole(nodes.save())
+    shards = {e.path for e in catalogue(nodes.volumes[0])[0].manifest.files}
+    assert {f"__{rank}_0.distcp" for rank in range(WORLD)} < shards
+
+    fails(
+        lambda: nodes.assert_whole(nodes.save("two", node=lambda rank: socket.gethostname()), "two")
+    )
+
+
+class ViewIsTruth(EmulatedVolume):
+    """As if what one container sees were what everybody has: what a rename by rank 0 acts on."""
+
+    def __init__(self, volume: EmulatedVolume) -> None:
+        self.__dict__.update(volume.__dict__)
+
+    def list_committed(self, prefix: str) -> list[Entry]:
+        found = sorted(path for path in self.local_path(prefix).rglob("*") if path.is_file())
+        return [
+            Entry(path=str(path.relative_to(self.root)), size_bytes=path.stat().st_size)
+            for path in found
+        ]
+
+
+def test_what_counts_is_the_committed_state_and_not_what_rank_zero_sees(nodes):
+    nodes.assert_whole(nodes.save())
+    seen = {path.name for path in nodes.volumes[0].root.rglob("*.distcp")}
+    if nodes.emulator.modes.commit_reload == "off":
+        assert seen == {"__0_0.distcp", "__1_0.distcp"}, "writers never reload, and need not"
+
+    local = [ViewIsTruth(volume) for volume in nodes.volumes]
+    fails(
+        lambda: nodes.assert_whole(nodes.save("two", volume=lambda rank: local[rank // 2]), "two")
+    )
+
+
+def test_a_snapshot_can_be_read_by_its_writer_at_once(nodes):
+    published = persist_sampler(
+        nodes.volumes[0], SoloGroup(), nodes.state, destination("sampler_weights")
+    )
+
+    def readable(folder: str) -> None:
+        tensors = Path(folder) / "adapter_model.safetensors"
+        assert tensors.is_file()
+        assert len(load_file(tensors)) == len(nodes.state.weights)
+
+    readable(published.folder)
+    # On the other node it is committed, and not in the view: what a server-side copy would be for its own writer.
+    relative = Path(published.folder).relative_to(nodes.volumes[0].root)
+    fails(lambda: readable(str(nodes.volumes[1].root / relative)))
+
+
+def test_an_open_capture_file_stops_no_save(nodes, monkeypatch):
+    capture = nodes.volumes[1].root / ".captures" / "open"
+    capture.parent.mkdir()
+    capture.write_bytes(b"a capture of the engine on this node")
+    with capture.open("rb"):
+        nodes.assert_whole(nodes.save())
+        with pytest.raises(VolumeBusy):
+            nodes.volumes[1].reload()
+
+        publish = Attempt.publish
+
+        def reload_before(self, **options):
+            for volume in nodes.volumes:
+                if volume.root == self.folder.parents[3]:
+                    volume.reload()
+            return publish(self, **options)
+
+        monkeypatch.setattr(Attempt, "publish", reload_before)
+        fails(lambda: nodes.assert_whole(nodes.save("two"), "two"))
+
+
+def test_a_save_short_of_one_shard_is_refused_by_name_and_the_previous_stays(nodes, monkeypatch):
+    nodes.assert_whole(nodes.save())
+    publish = Attempt.publish
+
+    def lose(self, **options):
+        (self.folder / "__3_0.distcp").unlink(missing_ok=True)
+        return publish(self, **options)
+
+    monkeypatch.setattr(Attempt, "publish", lose)
+
+    def refused_by_name(name: str) -> None:
+        outcomes = nodes.save(name)
+        assert [type(outcome) for outcome in outcomes] == [CommandFailed] * WORLD
+        assert all("__3_0.distcp" in str(outcome) for outcome in outcomes)
+
+    refused_by_name("one")
+    nodes.assert_loads("one")
+
+    monkeypatch.setattr(Publisher, "_not_committed", lambda self, files: set())
+    fails(lambda: refused_by_name("two"))
+
+
+def test_a_node_without_the_volume_is_refused_on_all_ranks(nodes, tmp_path):
+    stray = LocalVolume(tmp_path / "stray")
+
+    def refused(volume: Callable[[int], object]) -> None:
+        outcomes = nodes.save(volume=volume)
+        assert [type(outcome) for outcome in outcomes] == [CommandFailed] * WORLD
+        assert all("another volume" in str(outcome) for outcome in outcomes)
+
+    refused(lambda rank: nodes.volumes[0] if rank < 2 else stray)
+    assert catalogue(nodes.volumes[0]) == []
+    fails(lambda: refused(lambda rank: nodes.volumes[rank // 2]))
