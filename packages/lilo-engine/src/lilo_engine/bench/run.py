@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -12,12 +12,12 @@ from lilo_engine.bench import sections
 from lilo_engine.bench.scheduling import passes
 from lilo_engine.bench.server import BenchServer, bench_server
 
-_SERVED: Mapping[str, Callable[[BenchServer], Awaitable[dict[str, Any]]]] = MappingProxyType(
+_SERVED: Mapping[str, Callable[[BenchServer], dict[str, Any]]] = MappingProxyType(
     {
-        "steps": sections.steps,
+        "steps": lambda server: sections.steps(server.url, server.pid),
         "parked": sections.parked,
         "waiters": sections.waiters,
-        "long_requests": sections.long_requests,
+        "long_requests": lambda server: anyio.run(sections.long_requests, server),
     }
 )
 NAMES = (*_SERVED, "slots", "scheduling")
@@ -53,4 +53,4 @@ def _section(name: str) -> dict[str, Any]:
     if name == "slots":
         return anyio.run(sections.slots)
     with bench_server(slots=32) as server:
-        return anyio.run(_SERVED[name], server)
+        return _SERVED[name](server)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -17,10 +18,13 @@ from lilo_engine.bench.client import (
     datums,
     http_client,
     timed,
+    timed_now,
     until_ready,
 )
 from lilo_engine.bench.scheduling import CALL_BYTES
-from lilo_engine.bench.server import BenchServer, bench_server
+from lilo_engine.bench.serve import KEY
+from lilo_engine.bench.server import BenchServer, bench_server, cpu_s
+from lilo_engine.bench.wire import Wire, WireModel, held_polls
 
 LONG_TOKENS = 250_000
 LONG_REQUESTS = 128
@@ -35,62 +39,71 @@ _HEARTBEATS = 60
 _CLIENTS = 8
 
 
-async def steps(server: BenchServer) -> dict[str, Any]:
-    """Almost empty steps, awaited and pipelined, of one client; and of eight at once."""
+def steps(url: str, pid: int, key: str = KEY) -> dict[str, Any]:
+    """Almost empty steps, awaited and pipelined, of one client; and of eight at once.
+
+    Args:
+        url: Of a running server.
+        pid: Of its front and engine.
+        key: Which it takes.
+    """
     data = datums(1, 2)
-    async with _models(server, _CLIENTS) as models:
-        await timed(partial(models[0].step, data), 5)
-        awaited = await timed(partial(models[0].step, data), _STEPS)
-        pipelined = await timed(partial(_pipelined, models[0], data), _STEPS)
+    with ExitStack() as stack:
+        models = [_wire_model(url, stack, key) for _ in range(_CLIENTS)]
+        timed_now(partial(models[0].step, data), 5)
+        awaited = timed_now(partial(models[0].step, data), _STEPS)
+        before_s = cpu_s(pid)
+        pipelined = timed_now(partial(models[0].pipelined, data), _STEPS)
+        cpu_ms = 1e3 * (cpu_s(pid) - before_s) / _STEPS
+        threads = stack.enter_context(ThreadPoolExecutor(_CLIENTS))
         started = time.perf_counter()
-        async with anyio.create_task_group() as tasks:
-            for model in models:
-                tasks.start_soon(timed, partial(model.step, data), _STEPS)
+        running = [threads.submit(timed_now, partial(model.step, data), _STEPS) for model in models]
+        for client in running:
+            client.result()
         took_s = time.perf_counter() - started
     return {
         "awaited": awaited,
-        "pipelined": pipelined,
+        "pipelined": {**pipelined, "cpu_ms_per_step": cpu_ms},
         "eight_clients_steps_per_s": _CLIENTS * _STEPS / took_s,
         "eight_clients_against_one": _CLIENTS * awaited["p50_ms"] * _STEPS / 1e3 / took_s,
     }
 
 
-async def parked(server: BenchServer) -> dict[str, Any]:
+def parked(server: BenchServer) -> dict[str, Any]:
     """Heartbeats while calls of 76 KB are parked behind a number that does not come."""
     # 20 bytes a token: int32 ids, int64 targets, two float32 columns.
     data = datums(1, CALL_BYTES // 20)
     found: dict[str, Any] = {}
-    async with _models(server, 1) as (model,):
+    with ExitStack() as stack:
+        model = _wire_model(server.url, stack)
         model.skip_number()
         there = 0
         for count in PARKED:
             for _ in range(count - there):
-                await model.forward_backward(data)
+                model.forward_backward(data)
             there = count
-            await timed(model.heartbeat, 5)
-            beat = await timed(model.heartbeat, _HEARTBEATS)
-            found[str(count)] = {"parked_bytes": count * len(data), **beat}
+            found[str(count)] = {"parked_bytes": count * len(data), **_heartbeats(server, model)}
     return found
 
 
-async def waiters(server: BenchServer) -> dict[str, Any]:
+def waiters(server: BenchServer) -> dict[str, Any]:
     """Heartbeats while clients wait on futures that do not finish."""
     found: dict[str, Any] = {}
-    async with _models(server, 1) as (model,):
+    with ExitStack() as stack:
+        model = _wire_model(server.url, stack)
         model.skip_number()
-        request_ids = [await model.forward_backward(datums(1, 2)) for _ in range(64)]
+        request_ids = [model.forward_backward(datums(1, 2)) for _ in range(64)]
         for count in WAITERS:
-            async with http_client(server.url, connections=count + 8) as http:
-                waiting = BenchModel(http=http, session_id="", model_id=model.model_id)
-                async with anyio.create_task_group() as tasks:
-                    for index in range(count):
-                        tasks.start_soon(waiting.finished, request_ids[index % 64])
-                    # Until all of them are there: a round trip on each connection takes this long at most.
-                    await anyio.sleep(0.5 + count / 1000)
-                    await timed(model.heartbeat, 5)
-                    found[str(count)] = await timed(model.heartbeat, _HEARTBEATS)
-                    tasks.cancel_scope.cancel()
+            with held_polls(server.url, request_ids, count):
+                found[str(count)] = _heartbeats(server, model)
     return found
+
+
+def _heartbeats(server: BenchServer, model: WireModel) -> dict[str, float]:
+    timed_now(model.heartbeat, 5)
+    before_s = server.cpu_s()
+    beats = timed_now(model.heartbeat, _HEARTBEATS)
+    return {**beats, "cpu_ms": 1e3 * (server.cpu_s() - before_s) / _HEARTBEATS}
 
 
 async def long_requests(server: BenchServer) -> dict[str, Any]:
@@ -161,10 +174,10 @@ async def slots() -> dict[str, Any]:
     return {**cases, "cpu_ratio": many / one}
 
 
-async def _pipelined(model: BenchModel, data: bytes) -> None:
-    ids = [await model.forward_backward(data), await model.optim_step()]
-    for request_id in ids:
-        await model.finished(request_id)
+def _wire_model(url: str, stack: ExitStack, key: str = KEY) -> WireModel:
+    wire = stack.enter_context(Wire(url, key))
+    wire.until_ready()
+    return WireModel.create(wire)
 
 
 @asynccontextmanager

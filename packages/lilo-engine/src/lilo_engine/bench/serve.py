@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import socket
 import sys
-import threading
 import time
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import uvicorn
+from fastapi import FastAPI
 from lilo_definitions import Definition, get
 
 from lilo_engine.app import Parts, build_app, open_control
@@ -56,20 +57,28 @@ def main() -> None:
         sampler_launcher=MemorySamplerLauncher(served),
         control=control,
     )
+    anyio.run(_serve, build_app(parts), backend_options={"use_uvloop": True})
+
+
+async def _serve(app: FastAPI) -> None:
     listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
     config = uvicorn.Config(
-        build_app(parts), access_log=False, log_level="warning", timeout_graceful_shutdown=1
+        app,
+        access_log=False,
+        log_level="warning",
+        proxy_headers=False,
+        timeout_graceful_shutdown=1,
+        timeout_keep_alive=75,
     )
     server = uvicorn.Server(config)
-
-    def watch() -> None:
-        sys.stdin.read()
-        server.should_exit = True
-
-    threading.Thread(target=watch, daemon=True).start()
     sys.stdout.write(f"http://127.0.0.1:{listener.getsockname()[1]}\n")
     sys.stdout.flush()
-    anyio.run(server.serve, [listener], backend_options={"use_uvloop": True})
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(server.serve, [listener])
+        await anyio.to_thread.run_sync(sys.stdin.read)
+        # What waits is answered, as `lilo serve` does at its end.
+        app.state.front.polls.end()
+        server.should_exit = True
 
 
 if __name__ == "__main__":

@@ -22,9 +22,7 @@ class BenchServer:
 
     def cpu_s(self) -> float:
         """Processor seconds of the front and engine, without the backend's process."""
-        # Nanoseconds of each thread; the ticks of `stat` are as long as several steps.
-        threads = Path(f"/proc/{self.pid}/task").glob("*/schedstat")
-        return sum(int(thread.read_text("ascii").split()[0]) for thread in threads) / 1e9
+        return cpu_s(self.pid)
 
     def rss_bytes(self) -> int:
         """Resident memory of front and engine now."""
@@ -43,6 +41,13 @@ class BenchServer:
             if line.startswith(f"{name}:"):
                 return int(line.split()[1]) * 1024
         raise LookupError(f"/proc has no {name}")
+
+
+def cpu_s(pid: int) -> float:
+    """Processor seconds of the living threads of a process, without its children."""
+    # Nanoseconds of each thread; the ticks of `stat` are as long as several steps.
+    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(thread.read_text("ascii").split()[0]) for thread in threads) / 1e9
 
 
 @contextmanager
