@@ -24,6 +24,8 @@ from lilo_engine.requests.decode import lora_spec
 from lilo_engine.requests.wire_json import LoraConfigBody
 from lilo_engine.sampling.host import find_factory
 from lilo_engine.work import Work
+from lilo_miles_backend.config import BackendSettings
+from lilo_miles_backend.launchers.launch import launch
 from lilo_miles_backend.launchers.offered import check_offered
 from pydantic import ValidationError
 
@@ -73,11 +75,13 @@ READ_FROM_PROCESS = (
     "trainer.captures",
 )
 
+READ_FROM_RANKS = ("topology.tp", "topology.cp", "topology.dp")
+
 READ_FROM_ENGINE = {
-    "limits.max_batch_tokens": lambda d: Work(d).scheduler.budget.max_tokens,
-    "limits.max_forward_backward_batch": lambda d: Work(d).scheduler.budget.max_requests,
-    "limits.publication_workers": lambda d: Work(d).scheduler.lanes.publication_workers,
-    "limits.max_queued_operations": lambda d: Work(d)._max_queued,
+    "limits.max_batch_tokens": lambda d: work(d).scheduler.budget.max_tokens,
+    "limits.max_forward_backward_batch": lambda d: work(d).scheduler.budget.max_requests,
+    "limits.publication_workers": lambda d: work(d).scheduler.lanes.publication_workers,
+    "limits.max_queued_operations": lambda d: work(d)._max_queued,
     "limits.startup_timeout_s": lambda d: command_limit("describe", (), d.limits)[0],
     "limits.command_timeout_s": lambda d: command_limit("capture", (), d.limits)[0],
     "limits.command_s_per_token": lambda d: _seconds_of_a_token(d),
@@ -87,17 +91,17 @@ REFUSED = {
     "model.family": {"model": {"family": "llama"}},
     "topology.device": {"topology": {"device": "cuda", "gpus_per_node": 1}},
     "topology.gpu": {"topology": {"gpu": "H200"}},
-    "topology.nodes": {"topology": {"nodes": 2, "dp": 2}},
     "topology.gpus_per_node": {"topology": {"gpus_per_node": 1}},
-    "topology.tp": {"topology": {"tp": 2}},
-    "topology.cp": {"topology": {"cp": 2}},
-    "topology.dp": {"topology": {"dp": 2}},
     "topology.rdma": {"topology": {"nodes": 2, "dp": 2, "rdma": True}},
     "topology.align_sequences_to_parallel_layout": {
         "topology": {"align_sequences_to_parallel_layout": "on"}
     },
     "trainer.keep_activations": {"trainer": {"keep_activations": "input"}},
     "trainer.pack_models": {"trainer": {"pack_models": True}},
+    "trainer.deterministic": {
+        "topology": {"device": "cuda", "gpus_per_node": 1},
+        "trainer": {"deterministic": True},
+    },
 }
 """Values that no part of this version honours: the definition or the trainer refuses them."""
 
@@ -109,7 +113,7 @@ ELSEWHERE = {
     "sampler.engine": "test_a_sampling_engine_that_is_not_installed_is_refused_by_name",
     "sampler.ephemeral_versions": "test_the_sweeper_gets_the_number_of_versions",
     "sampler.pool": "test_a_pool_needs_an_engine_that_has_one",
-    "trainer.deterministic": "test_the_cpu_trainer_is_deterministic_without_being_asked",
+    "topology.nodes": "test_several_nodes_need_a_cluster_to_be_named",
 }
 
 
@@ -122,8 +126,13 @@ def definition(tmp_path_factory: pytest.TempPathFactory) -> Definition:
 
 @pytest.fixture(scope="module")
 def found(definition: Definition, tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    return read_back("read_back", definition, tmp_path_factory.mktemp("out"))
+
+
+def read_back(program: str, definition: Definition, folder: Path) -> dict[str, object]:
+    """What a program of its own found in what it built of the definition."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.definitions.read_back", str(tmp_path_factory.mktemp("out"))],
+        [sys.executable, "-m", f"tests.definitions.{program}", str(folder)],
         input=definition.model_dump_json(),
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -168,7 +177,7 @@ def value_of(definition: Definition, field: str) -> object:
 
 
 def test_every_field_is_proven_somewhere():
-    proven = {*READ_FROM_PROCESS, *READ_FROM_ENGINE, *REFUSED, *ELSEWHERE}
+    proven = {*READ_FROM_PROCESS, *READ_FROM_RANKS, *READ_FROM_ENGINE, *REFUSED, *ELSEWHERE}
     fields = {field for field in leaves(TINY) if not field.startswith("deployment.")}
     assert fields == proven, (
         "a new field needs a proof that it arrives; deployment's are in tests/deploy"
@@ -182,6 +191,19 @@ def test_what_was_built_has_the_definitions_value(field, definition, found):
     assert found[field] == value_of(definition, field)
 
 
+def test_ranks_meet_in_the_definitions_layout(tmp_path):
+    layout = TINY.derive(topology={"tp": 2, "cp": 2, "dp": 2})
+    found = read_back("read_back_layout", layout, tmp_path)
+    assert found == {field: value_of(layout, field) for field in READ_FROM_RANKS}
+
+
+def test_several_nodes_need_a_cluster_to_be_named(tmp_path):
+    two = TINY.derive(topology={"nodes": 2, "dp": 2})
+    config = BackendConfig(definition=two, checkpoints_root=str(tmp_path), epoch=1)
+    with pytest.raises(InvalidRequest, match=r"2 nodes.* --ray"):
+        launch(config, BackendSettings())
+
+
 def test_one_model_more_than_slots_is_refused_with_their_number(found):
     assert "all 3 adapter slots" in str(found["slots refused"])
 
@@ -191,6 +213,10 @@ def test_one_model_more_than_slots_is_refused_with_their_number(found):
 async def test_the_engine_has_the_definitions_value(field, definition):
     assert value_of(definition, field) != value_of(TINY, field)
     assert READ_FROM_ENGINE[field](definition) == value_of(definition, field)
+
+
+def work(definition: Definition) -> Work:
+    return Work(definition, suspend_idle_s=1.0)
 
 
 def _seconds_of_a_token(definition: Definition) -> float:
