@@ -133,6 +133,7 @@ class Unloads:
 
     unloaded: list[str] = field(default_factory=list)
     unknown: tuple[str, ...] = ()
+    resident: tuple[str, ...] = ()
 
     async def unload(self, model_id: ModelId, reason: str) -> None:
         if model_id in self.unknown:
@@ -140,7 +141,18 @@ class Unloads:
         self.unloaded.append(model_id)
 
     async def state(self) -> EngineState:
-        raise AssertionError("the sweeper asks for no state")
+        return EngineState(
+            phase="serving",
+            epoch=1,
+            backend=None,
+            health=None,
+            silent_s=0.0,
+            resident_models=tuple(ModelId(name) for name in self.resident),
+            queued_operations=0,
+            last_failure=None,
+            max_batch_tokens=1,
+            max_forward_backward_batch=None,
+        )
 
 
 @dataclass

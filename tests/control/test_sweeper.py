@@ -33,6 +33,18 @@ async def test_a_silent_session_ends_with_its_models_and_a_live_one_does_not(pla
         await sessions.touch(silent, plane.now_s + 302)
 
 
+async def test_a_model_that_waits_for_its_slot_when_its_session_ends_is_taken_out_of_the_line(
+    plane,
+):
+    over = await plane.control.sessions.create(NewSession(), plane.now_s)
+    live = await plane.control.sessions.create(NewSession(), plane.now_s + 200)
+    # Neither has become resident, so that no record tells of them; one id has no session at all.
+    names = (f"{over}:train:0", f"{live}:train:0", "nobody:train:0")
+    engine = Unloads(resident=names)
+    await sweeper(plane, engine).sweep(plane.now_s + 301)
+    assert engine.unloaded == [names[0]]
+
+
 async def test_a_session_just_under_the_limit_lives_on(plane):
     session_id = await plane.control.sessions.create(NewSession(), plane.now_s)
     await sweeper(plane, Unloads()).sweep(plane.now_s + 300)

@@ -4,6 +4,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 from lilo_engine.errors import BackendLost, Gone, Unavailable
+from lilo_engine.operations.operation import ModelId
 from lilo_engine.operations.result import Complete, Failed, ModelCreated, Pending
 
 pytestmark = pytest.mark.anyio
@@ -125,3 +126,26 @@ async def test_a_trainer_that_never_comes_up_stops_the_engine_and_says_why(build
         assert "weights are missing" in (state.last_failure or "")
         with pytest.raises(Unavailable):
             await rig.engine.create_model(build.model("n"))
+
+
+async def test_what_runs_of_a_model_that_ended_is_answered_when_the_trainer_is_lost(build, running):
+    async with running() as rig:
+        await rig.create(build.model("m"))
+        rig.backend.hold("forward_backward")
+        runs = await rig.engine.submit(build.forward_backward("m", 1))
+        await rig.reached("forward_backward")
+        await rig.engine.unload(ModelId("m"), "its client left")
+        assert isinstance(await rig.engine.retrieve(runs, 0), Pending)
+        rig.launcher.started[-1].lose("the power went")
+        assert isinstance(await rig.error(runs), Gone)
+
+
+async def test_what_runs_of_a_model_that_ended_is_answered_when_the_engine_stops(build, running):
+    async with running() as rig:
+        await rig.create(build.model("m"))
+        rig.backend.hold("forward_backward")
+        runs = await rig.engine.submit(build.forward_backward("m", 1))
+        await rig.reached("forward_backward")
+        await rig.engine.unload(ModelId("m"), "its client left")
+        engine = rig.engine
+    assert isinstance((await engine.retrieve(runs, 0)).error, Gone)

@@ -230,6 +230,9 @@ class Engine:
             way = model.gone_with(reason)
             self._work.fail_unfinished(model, BackendLost(way.message))
             self._work.end(model, reason, way)
+        for model in self._work.roster.all_ended():
+            # What still ran of a model that had ended is lost with the trainer too.
+            self._work.fail_unfinished(model, model.gone())
         for model in lost:
             try:
                 await self._journal.model_ended(model.model_id, reason)
@@ -245,6 +248,8 @@ class Engine:
         for model in self._work.roster.all_resident():
             self._work.fail_unfinished(model, error)
             self._work.end(model, error.message, error)
+        for model in self._work.roster.all_ended():
+            self._work.fail_unfinished(model, model.gone())
 
     # Parts.
 

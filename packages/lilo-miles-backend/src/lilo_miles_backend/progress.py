@@ -17,7 +17,7 @@ class ProgressView:
     last_completed: str | None
     running: str | None
     age_s: float
-    """Seconds since a command last started or ended."""
+    """Seconds since a command last started, got on, or ended."""
 
 
 class Progress:
@@ -44,6 +44,11 @@ class Progress:
                 self._completed += 1
                 self._last = command
                 self._changed_at = time.monotonic()
+
+    def moved(self) -> None:
+        """The running command got on: a part of it is done. Whoever waits for it does not give it up."""
+        with self._lock:
+            self._changed_at = time.monotonic()
 
     def view(self) -> ProgressView:
         """Read all counters at once."""

@@ -16,6 +16,7 @@ from lilo_engine.control.control import Control
 from lilo_engine.control.sampling_sessions import target_of
 from lilo_engine.engine_client import EngineClient
 from lilo_engine.errors import LiloError, NotFound
+from lilo_engine.operations.ids import session_of
 from lilo_engine.operations.operation import ModelId
 from lilo_engine.operations.reference import CheckpointRef
 
@@ -103,6 +104,7 @@ class Sweeper:
                 f"its client was not heard of for {limit_s:.0f} s",
                 now_s,
             )
+        await self._end_orphans()
         # A save that was under way when its session ended opens a sampling session after it.
         since_s = self._swept_s - _STRAGGLING_S
         for sampling_session_id in await self._control.sampling_sessions.of_ended_since(since_s):
@@ -119,6 +121,21 @@ class Sweeper:
             await self._drop_old_snapshots(run_id, followed)
         await self._control.runs.flush()
         await self._control.keys.look_again(now_s)
+
+    async def _end_orphans(self) -> None:
+        """End models whose session is over: one that waited for its slot then is in no record that its session has."""
+        sessions = self._control.sessions
+        for model_id in (await self._engine.state()).resident_models:
+            session_id = session_of(model_id)
+            if session_id in sessions.alive():
+                continue
+            # It may have been opened elsewhere since the last look; only the record decides.
+            try:
+                row = await sessions.get(session_id)
+            except NotFound:
+                continue
+            if row.ended_s is not None:
+                await _unload(self._engine, model_id, row.end_reason or "it is over")
 
     async def _drop_old_snapshots(self, run_id: str, followed: set[CheckpointRef]) -> None:
         entries = await self._control.checkpoints.unnamed_of(run_id)
@@ -156,9 +173,14 @@ async def end_session(
     for sampling_session_id in await control.sampling_sessions.of_session(session_id):
         await samples.forget(sampling_session_id)
     for run_id in await control.runs.live_of(session_id):
-        try:
-            await engine.unload(ModelId(run_id), f"its session ended: {reason}")
-        except NotFound:
-            continue
-        except LiloError as error:
-            _log.warning("model %s was not unloaded: %s", run_id, error)
+        await _unload(engine, ModelId(run_id), reason)
+
+
+async def _unload(engine: EngineClient, model_id: ModelId, reason: str) -> None:
+    """End a model of a session that is over; the next sweep tries one again that could not be reached."""
+    try:
+        await engine.unload(model_id, f"its session ended: {reason}")
+    except NotFound:
+        return
+    except LiloError as error:
+        _log.warning("model %s was not unloaded: %s", model_id, error)

@@ -156,6 +156,10 @@ class Roster:
         """Models that take operations, with a slot or without, oldest first."""
         return list(self._resident.values())
 
+    def all_ended(self) -> list[Model]:
+        """Models whose life is over, as far as they are remembered; something of them may still run."""
+        return list(self._ended.values())
+
     def entry(self, request_id: RequestId) -> tuple[Model, Entry]:
         """The model and entry of a future.
 

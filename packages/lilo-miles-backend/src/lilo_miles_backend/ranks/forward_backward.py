@@ -7,7 +7,7 @@ has alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -53,8 +53,11 @@ def run_pass(
     limits: PassLimits,
     *,
     forward_only: bool,
+    moved: Callable[[], None],
 ) -> PassResult:
     """Run one item of valid datums; adds to the adapter's gradients unless `forward_only`.
+
+    `moved` is called after each microbatch, so that a long pass is seen to get on.
 
     Raises:
         NonFiniteLoss: the loss is not finite. Gradients may be half-added: the caller drops them.
@@ -71,6 +74,7 @@ def run_pass(
         )
         total += loss
         parts.append((microbatch, logprobs))
+        moved()
     if not forward_only:
         adapter.num_passes += 1
     return PassResult(

@@ -184,6 +184,7 @@ class Rank:
                 item.datums,
                 self._limits,
                 forward_only=forward_only,
+                moved=self._progress.moved,
             )
         except Exception as error:  # isolates one client from another: the others' items go on
             if not isinstance(error, LiloError | NonFiniteLoss):
