@@ -34,6 +34,7 @@ class Served:
     url: str
     http: httpx.Client
     """With the key, for what the SDK cannot be made to do."""
+    data_dir: Path
 
     def post(self, path: str, body: object = None, **options: object) -> httpx.Response:
         if body is not None:
@@ -109,7 +110,7 @@ def serve(data_dir: Path, settings: FrontSettings) -> Iterator[Served]:
         deadline = time.monotonic() + 20
         while http.get("/api/v1/healthz").status_code != 200:
             assert time.monotonic() < deadline, "the server was not ready within 20 s"
-        yield Served(url=url, http=http)
+        yield Served(url=url, http=http, data_dir=data_dir)
     server.should_exit = True
     thread.join(15)
     assert not thread.is_alive(), "the server did not stop within 15 s"

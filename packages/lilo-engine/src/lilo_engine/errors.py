@@ -11,6 +11,7 @@
     +-- ServerError              ours, the trainer's, or the line's between us
         +-- TooSlow              408  the body did not come in time; trying again helps
         +-- Saturated            429  a limit is reached for now
+        |   +-- RateLimited      429  one key's; it says when to try again
         +-- Unavailable          503  starting, draining; trying again helps
         +-- CommandFailed        500  the trainer refused or failed one command; it still runs
         +-- BackendLost          500  the trainer is gone; its models must be created again
@@ -103,6 +104,20 @@ class Saturated(ServerError):
     """A limit is reached for now; trying again later can help."""
 
     kind = "saturated"
+
+
+class RateLimited(Saturated):
+    """A key has begun too many requests; it may go on after `retry_after_s`."""
+
+    kind = "rate_limited"
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message, retry_after_s)
+        self.retry_after_s = retry_after_s
+
+    def __str__(self) -> str:
+        """The message without the number."""
+        return str(self.args[0])
 
 
 class Unavailable(ServerError):

@@ -13,7 +13,7 @@ from lilo_definitions import Definition
 
 from lilo_engine.errors import LiloError, Saturated
 from lilo_engine.operations.fingerprint import Fingerprint
-from lilo_engine.operations.ledger import Entry, Ledger
+from lilo_engine.operations.ledger import Entry, Ledger, payload_bytes
 from lilo_engine.operations.operation import (
     CreateModel,
     ForwardBackward,
@@ -104,8 +104,9 @@ class Work:
         """Park an operation.
 
         Raises:
-            Saturated: too many of this model wait.
+            Saturated: too many of this model wait, or too much of its owner's.
         """
+        self._check_owners_room(model, operation)
         entry = model.ledger.submit(operation, fingerprint, refusal)
         model.active_s = self._clock()
         self._settle_refused(model)
@@ -228,6 +229,25 @@ class Work:
                 assert taken is entry, "a plan takes operations in order"
                 self._running.add(model_id)
         return plan
+
+    def _check_owners_room(self, model: Model, operation: Operation) -> None:
+        """Refuse what an owner with a limit has no room for.
+
+        What its own parked operations wait for is let in, or they would wait for ever.
+        """
+        limit = model.request.max_waiting_bytes
+        sequence = model.ledger.sequence
+        if limit is None or (operation.seq_id == sequence.next and len(sequence)):
+            return
+        owner = model.request.owner
+        theirs = (m for m in self.roster.all_resident() if m.request.owner == owner)
+        held = sum(m.ledger.unfinished_bytes for m in theirs)
+        size = payload_bytes(operation)
+        if held and held + size > limit:
+            raise Saturated(
+                f"the unfinished operations of this key hold {held} bytes, {size} more would exceed its limit of "
+                f"{limit}; await results before sending more"
+            )
 
     def _settle_refused(self, model: Model) -> None:
         """Fail what was refused and is next; that needs no trainer, so it does not wait for other models."""

@@ -36,6 +36,14 @@ class KeyLimits:
     max_waiting_bytes: int | None = None
     """Of bodies that are being read, and of operations that wait or run: of each at most so much at a time."""
 
+    @property
+    def largest_body_bytes(self) -> int | None:
+        """Of one body, by both limits."""
+        limits = [
+            each for each in (self.max_body_bytes, self.max_waiting_bytes) if each is not None
+        ]
+        return min(limits, default=None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:

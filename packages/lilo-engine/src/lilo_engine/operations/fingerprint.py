@@ -82,7 +82,8 @@ def _feed_container(value: object, update: _Update) -> None:
         assert dataclasses.is_dataclass(value), f"{type(value)} has no canonical form"
         update(type(value).__name__.encode())
         for field in dataclasses.fields(value):
-            _feed(getattr(value, field.name), update)
+            if field.compare:
+                _feed(getattr(value, field.name), update)
 
 
 def _number(value: float) -> bytes:

@@ -95,6 +95,11 @@ class Ledger:
     unfetched_bytes: int = 0
     """Of the results that nobody has seen yet."""
 
+    @property
+    def unfinished_bytes(self) -> int:
+        """Payload of the operations that wait or run."""
+        return self._unfinished_bytes
+
     def request_id(self, seq_id: int) -> RequestId:
         """The id of the future of a number."""
         return RequestId(f"{self.model_id}:{seq_id}")

@@ -62,6 +62,9 @@ class CreateModel:
     user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
     owner: str = ""
     """Whose model it is; its checkpoints say so in their manifests."""
+    max_waiting_bytes: int | None = field(default=None, compare=False)
+    """Payload that the owner's models may have unfinished together, as its key said when this one was made. Not a part of
+    what was asked: another limit does not make it another request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import anyio
@@ -17,6 +17,7 @@ from fastapi import Request
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from lilo_engine.control.access import Caller
 from lilo_engine.errors import InvalidRequest, TooLarge, TooSlow, UnsupportedMedia
 from lilo_engine.requests.compression import decompress
 
@@ -74,6 +75,7 @@ async def read_body(request: Request, limits: BodyLimits, head: bytearray | None
         TooLarge, UnsupportedMedia, InvalidRequest: see `compression.py`; also for the media type.
         TooSlow: it did not come within the limits.
     """
+    limits = limits_of(request, limits)
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != PROTOBUF and media not in _JSON:
         raise UnsupportedMedia(
@@ -88,6 +90,19 @@ async def read_body(request: Request, limits: BodyLimits, head: bytearray | None
             lambda: decompress(raw, encoding, limit_bytes=limits.decompressed_bytes)
         )
     return Body(data=data, protobuf=media == PROTOBUF)
+
+
+def limits_of(request: Request, limits: BodyLimits) -> BodyLimits:
+    """The server's limits, or those of the caller's key where they are lower."""
+    caller: Caller | None = getattr(request.state, "caller", None)
+    own = None if caller is None else caller.limits.largest_body_bytes
+    if own is None:
+        return limits
+    return replace(
+        limits,
+        wire_bytes=min(limits.wire_bytes, own),
+        decompressed_bytes=min(limits.decompressed_bytes, own),
+    )
 
 
 async def pieces_of(request: Request, limits: BodyLimits) -> AsyncGenerator[bytes]:

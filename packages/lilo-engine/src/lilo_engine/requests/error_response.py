@@ -8,6 +8,7 @@ answered only where trying again can help or where the fault is ours.
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 
 from fastapi import FastAPI, Request
@@ -24,6 +25,7 @@ from lilo_engine.errors import (
     InvalidRequest,
     LiloError,
     NotFound,
+    RateLimited,
     Saturated,
     ServerError,
     TooLarge,
@@ -66,6 +68,10 @@ def error_response(error: LiloError) -> Response:
     if isinstance(error, TooSlow):
         # The rest of the body is of no use to anyone.
         response.headers["connection"] = "close"
+    if isinstance(error, RateLimited):
+        # The SDK waits for as long as the second one says; other clients know the first.
+        response.headers["retry-after"] = str(math.ceil(error.retry_after_s))
+        response.headers["retry-after-ms"] = str(math.ceil(error.retry_after_s * 1000))
     return response
 
 
