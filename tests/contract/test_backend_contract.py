@@ -315,6 +315,22 @@ def test_a_load_drops_gradients(backend):
     assert np.array_equal(look(backend, "m"), look(backend, "n"))
 
 
+def test_a_load_can_be_prepared_beside_the_gpu_lane(backend):
+    for name in ("m", "n"):
+        backend.create_adapter(ModelId(name), SPEC)
+    run(backend, ("m", (a_datum(),)))
+    backend.optim_step(ModelId("m"), ADAM)
+    save(backend, "m", "prepared")
+    ref = CheckpointRef(run_id="m", kind="weights", name="prepared")
+    for _ in range(2):
+        backend.prepare_load(ref, with_optimizer=True)
+        backend.load(ModelId("n"), ref, with_optimizer=True)
+        assert np.array_equal(look(backend, "m"), look(backend, "n"))
+    with pytest.raises(NotFound):
+        nowhere = CheckpointRef(run_id="m", kind="weights", name="nowhere")
+        backend.prepare_load(nowhere, with_optimizer=True)
+
+
 def test_a_missing_checkpoint_and_one_that_does_not_fit_are_the_users_mistakes(backend):
     backend.create_adapter(ModelId("m"), SPEC)
     backend.create_adapter(ModelId("n"), dataclasses.replace(SPEC, lora_rank=2))

@@ -3,7 +3,7 @@
 Above it stands `commands/dispatch.py`, which calls it from one worker thread per lane; below it a trainer
 (`lilo_miles_backend`), the bridge to a trainer in a child process, or `commands/memory.py` for tests.
 
-Threads: `create_adapter` ... `unload` of the GPU lane come one at a time; `persist` calls may come at the
+Threads: `create_adapter` ... `unload` of the GPU lane come one at a time; `persist` and `prepare_load` calls may come at the
 same time as those and as each other; `health` at any time. What capture returns is detached, so that persist
 needs no lock.
 
@@ -66,6 +66,18 @@ class Backend(Protocol):
 
     def persist(self, capture_id: CaptureId, destination: Destination) -> Published:
         """Publish a capture through lilo-volume and free it, whether that succeeds or not."""
+        ...
+
+    def prepare_load(self, source: CheckpointRef, *, with_optimizer: bool) -> None:
+        """Read and check a published training checkpoint beside the GPU lane, so that the next such `load` is short.
+
+        `load` works without it, and then does this itself. What is prepared and never loaded is let go of in time.
+
+        Raises:
+            NotFound: there is no such checkpoint.
+            UserError: it can be loaded by no model of this trainer.
+            CommandFailed: it is damaged; the message says where.
+        """
         ...
 
     def load(self, model_id: ModelId, source: CheckpointRef, *, with_optimizer: bool) -> None:

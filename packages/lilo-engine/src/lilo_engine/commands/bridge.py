@@ -11,8 +11,9 @@ from lilo_definitions import Limits
 from lilo_engine.commands import frames
 from lilo_engine.commands.command import Batch
 
-Channel: TypeAlias = Literal["gpu", "persist", "health"]
-"""Which connection a command takes: one for the GPU lane, one per persist worker, one for health."""
+Channel: TypeAlias = Literal["gpu", "persist", "fetch", "health"]
+"""Which connection a command takes: one for the GPU lane, one per persist worker, one for loads that are prepared, one
+for health."""
 
 CHANNELS: tuple[Channel, ...] = get_args(Channel)
 
@@ -23,6 +24,7 @@ CHANNEL_OF: Mapping[str, Channel] = {
     "optim_step": "gpu",
     "capture": "gpu",
     "persist": "persist",
+    "prepare_load": "fetch",
     "load": "gpu",
     "drop_gradients": "gpu",
     "unload": "gpu",
@@ -58,7 +60,7 @@ frames.register(Command, Reply)
 
 def connections(publication_workers: int) -> dict[Channel, int]:
     """How many connections each channel has."""
-    return {"gpu": 1, "persist": 1 + publication_workers, "health": 1}
+    return {"gpu": 1, "persist": 1 + publication_workers, "fetch": 1, "health": 1}
 
 
 def command_limit(method: str, args: tuple[Any, ...], limits: Limits) -> tuple[float, str]:

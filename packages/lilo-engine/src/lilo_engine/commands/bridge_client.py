@@ -109,6 +109,10 @@ class BridgeClient:
         """Publish a capture."""
         return cast("Published", self._call("persist", capture_id, destination))
 
+    def prepare_load(self, source: CheckpointRef, *, with_optimizer: bool) -> None:
+        """Read and check a checkpoint that will be loaded."""
+        self._call("prepare_load", source, with_optimizer=with_optimizer)
+
     def load(self, model_id: ModelId, source: CheckpointRef, *, with_optimizer: bool) -> None:
         """Replace the adapter by a published one."""
         self._call("load", model_id, source, with_optimizer=with_optimizer)

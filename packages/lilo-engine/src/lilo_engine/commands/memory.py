@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from lilo_volume import SoloGroup, begin, open_named
+from lilo_volume import Checkpoint, SoloGroup, begin, open_named
 from lilo_volume.errors import CheckpointMissing, NameTaken
 
 from lilo_engine.commands.backend import BackendConfig, CaptureKind
@@ -124,13 +124,15 @@ class MemoryBackend:
         self._done("persist")
         return published
 
+    def prepare_load(self, source: CheckpointRef, *, with_optimizer: bool) -> None:
+        """Check the checkpoint; there is nothing to keep."""
+        self._published(source)
+        self._done("prepare_load")
+
     def load(self, model_id: ModelId, source: CheckpointRef, *, with_optimizer: bool) -> None:
         """Replace the adapter by a published training checkpoint; drops gradients."""
         adapter = self._adapter(model_id)
-        try:
-            checkpoint = open_named(self._volume, source.run_id, source.kind, source.name)
-        except CheckpointMissing as error:
-            raise NotFound(f"there is no checkpoint {source}; list those there are") from error
+        checkpoint = self._published(source)
         metadata = checkpoint.manifest.metadata
         if int(metadata["lora_rank"]) != adapter.spec.lora_rank:
             raise InvalidRequest(
@@ -184,6 +186,12 @@ class MemoryBackend:
         """Forget everything."""
         self._adapters.clear()
         self._captures.clear()
+
+    def _published(self, source: CheckpointRef) -> Checkpoint:
+        try:
+            return open_named(self._volume, source.run_id, source.kind, source.name)
+        except CheckpointMissing as error:
+            raise NotFound(f"there is no checkpoint {source}; list those there are") from error
 
     def _adapter(self, model_id: ModelId) -> MemoryAdapter:
         adapter = self._adapters.get(model_id)
