@@ -11,8 +11,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy
 import pytest
 
-from tests.control.postgres import database, postgres_server, why_not
-
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
@@ -33,6 +31,9 @@ def _seeded() -> None:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
     """The address of a PostgreSQL server."""
+    # Not above: tests of one package run where no other, and no client of a database, is installed.
+    from tests.control.postgres import postgres_server, why_not
+
     reason = why_not()
     if reason is not None:
         pytest.skip(reason)
@@ -43,5 +44,7 @@ def postgres() -> Iterator[str]:
 @pytest.fixture
 def postgres_url(postgres: str) -> Iterator[str]:
     """The address of a database of the test's own, empty at first."""
+    from tests.control.postgres import database
+
     with database(postgres) as url:
         yield url

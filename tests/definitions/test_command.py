@@ -1,6 +1,9 @@
-"""`lilo definitions`, driven as a person does."""
+"""`lilo definitions`, and definitions as arguments of other commands, driven as a person does."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 from lilo_engine.cli.main import build
 from typer.testing import CliRunner
@@ -45,3 +48,16 @@ def test_an_unknown_name_is_one_line_on_stderr_with_the_nearest():
     (line,) = done.stderr.splitlines()
     assert "tinny" in line
     assert "tiny" in line.removeprefix("lilo definitions: there is no definition 'tinny'")
+
+
+def test_commands_print_what_is_wrong_with_a_file_in_one_line(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("extends: tiny\nname: mine\nlora:\n  slots: 0\n")
+    lilo = Path(sys.executable).parent / "lilo"
+    for command in (["plan"], ["definitions", "show"], ["serve"]):
+        done = subprocess.run(
+            [lilo, *command, str(path)], capture_output=True, text=True, timeout=50, check=False
+        )
+        assert done.returncode == 1
+        (line,) = done.stderr.splitlines()
+        assert f"{path}:4: lora.slots is 0" in line

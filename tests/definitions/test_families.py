@@ -10,6 +10,8 @@ import lilo_definitions
 import pytest
 from lilo_definitions import ARCHITECTURES, architecture_of
 from lilo_definitions.miles_args import OWNED, miles_args
+from lilo_definitions.planner import Job
+from lilo_definitions.planner.adapters import adapter_parameters
 
 from tests.definitions import meta_models
 
@@ -257,3 +259,24 @@ def test_what_the_definition_decides_cannot_be_set_beside_it(option):
 def test_what_raw_miles_cannot_match_is_refused(changes):
     with pytest.raises(lilo_definitions.InvalidDefinition, match=next(iter(changes))):
         miles_args(lilo_definitions.get(BIG).derive(**changes))
+
+
+@pytest.mark.parametrize("name", ["tiny", "qwen3_0_6b", "qwen3_8b"])
+def test_adapters_have_the_parameters_that_the_trainer_gives_them(name):
+    from lilo_miles_backend.qwen3.shape import ModelShape
+    from lilo_miles_backend.ranks.lora import lora_sites
+
+    one = Job.of(lilo_definitions.get(name))
+    model = one.architecture
+    shape = ModelShape.model_construct(
+        vocab_size=model.vocab,
+        hidden_size=model.hidden,
+        intermediate_size=model.inner,
+        num_hidden_layers=model.layers,
+        num_attention_heads=model.heads,
+        num_key_value_heads=model.kv_heads,
+        head_dim=model.head_dim,
+    )
+    modules = [m for site in lora_sites(shape) if site.group in one.targets for m in site.modules]
+    trained = sum(one.lora_rank * (m.in_features + m.out_features) for m in modules)
+    assert adapter_parameters(one) == trained

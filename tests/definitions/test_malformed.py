@@ -1,9 +1,6 @@
 """Malformed definitions, in YAML and in Python: each is one line with file, line, field, value, and what is allowed."""
 
-import subprocess
-import sys
 import textwrap
-from pathlib import Path
 
 import lilo_definitions
 import pytest
@@ -205,16 +202,3 @@ def test_a_file_that_is_not_text_says_where(tmp_path):
 
 def test_a_file_that_is_not_there_says_so():
     assert "cannot be read" in refusal(lambda: lilo_definitions.get("nowhere/mine.yaml"))
-
-
-def test_the_command_prints_the_one_line(tmp_path):
-    path = tmp_path / "mine.yaml"
-    path.write_text(WHOLE + "lora:\n  slots: 0\n")
-    lilo = Path(sys.executable).parent / "lilo"
-    for command in (["plan"], ["definitions", "show"], ["serve"]):
-        done = subprocess.run(
-            [lilo, *command, str(path)], capture_output=True, text=True, timeout=50, check=False
-        )
-        assert done.returncode == 1
-        (line,) = done.stderr.splitlines()
-        assert f"{path}:4: lora.slots is 0" in line

@@ -1,28 +1,19 @@
-"""The planner: its arithmetic by hand, its answers as people and programs get them. Against measurements: proofs/planner.py."""
+"""The planner: its arithmetic by hand. As a command: test_plan_command.py; against measurements: proofs/planner.py."""
 
-import json
-import subprocess
-import sys
-import xml.etree.ElementTree as ET
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import lilo_definitions
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lilo_definitions import ARCHITECTURES, GPUS, architecture_of
+from lilo_definitions import ARCHITECTURES, GPUS
 from lilo_definitions.planner import Job, make_plan, nearest_fit, ranked_layouts
 from lilo_definitions.planner.adapters import adapter_parameters, adapter_parameters_on_a_rank
-from lilo_definitions.planner.chart import svg
 from lilo_definitions.planner.flops import flops_of
 from lilo_definitions.trainer import KEEPS
-from lilo_engine.cli.main import build
-from typer.testing import CliRunner
 
 BIG = "qwen3_8_27b_miles_lora_256k"
-runner = CliRunner()
 
 
 @cache
@@ -32,10 +23,6 @@ def built(name: str) -> Job:
 
 def job(name: str = BIG, **changes) -> Job:
     return replace(built(name), **changes)
-
-
-def run(*arguments: str):
-    return runner.invoke(build(), ["plan", *arguments])
 
 
 def test_the_matched_run_of_the_27b_at_256k_is_predicted():
@@ -67,27 +54,6 @@ def test_operations_of_a_small_dense_model_by_hand():
     adapters = 28 * (3 * 1024 + 2048 + 2 * 1024 + 2048 + 1024)
     assert adapter_parameters(one) == adapters
     assert flops.adapters == 6 * adapters
-
-
-@pytest.mark.parametrize("name", ["tiny", "qwen3_0_6b", "qwen3_8b"])
-def test_adapters_have_the_parameters_that_the_trainer_gives_them(name):
-    from lilo_miles_backend.qwen3.shape import ModelShape
-    from lilo_miles_backend.ranks.lora import lora_sites
-
-    one = job(name)
-    model = one.architecture
-    shape = ModelShape.model_construct(
-        vocab_size=model.vocab,
-        hidden_size=model.hidden,
-        intermediate_size=model.inner,
-        num_hidden_layers=model.layers,
-        num_attention_heads=model.heads,
-        num_key_value_heads=model.kv_heads,
-        head_dim=model.head_dim,
-    )
-    modules = [m for site in lora_sites(shape) if site.group in one.targets for m in site.modules]
-    trained = sum(one.lora_rank * (m.in_features + m.out_features) for m in modules)
-    assert adapter_parameters(one) == trained
 
 
 @settings(deadline=None, max_examples=30)
@@ -132,84 +98,3 @@ def test_a_search_gives_layouts_that_fit_fastest_first():
 def test_tensor_parallel_ranks_over_the_kv_heads_are_noted():
     notes = make_plan(job("qwen3_5_9b_miles_lora_16k")).notes
     assert any("key-value heads" in note for note in notes)
-
-
-# As typed.
-
-
-@pytest.mark.parametrize("name", lilo_definitions.names())
-def test_every_definition_plans_as_one_json_object(name):
-    done = run(name, "--json")
-    assert done.exit_code == 0, done.stderr
-    plan = json.loads(done.stdout)
-    assert isinstance(plan["peak_allocated_gb"], float)
-    assert plan["peak_allocated_gb"] == pytest.approx(sum(plan["memory_gb"].values()), abs=0.01)
-    assert plan["fits"] in (True, None)
-    assert plan["parameters"] == architecture_of(lilo_definitions.get(name)).parameters
-
-
-def test_people_get_a_bar_and_a_sentence(tmp_path):
-    done = run(BIG)
-    assert done.exit_code == 0
-    for words in ("kept activations", "limit", "fits", "USD", "TFLOP/s", "checkpoint"):
-        assert words in done.stdout
-
-
-def test_the_picture_has_one_bar_per_rank(tmp_path):
-    path = tmp_path / "plan.svg"
-    assert run(BIG, "--svg", str(path)).exit_code == 0
-    root = ET.fromstring(path.read_text())
-    texts = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert {str(rank) for rank in range(16)} <= set(texts)
-    assert path.read_text() == svg(make_plan(job()))
-
-
-def test_any_models_config_can_be_planned(tmp_path):
-    folder = lilo_definitions.resolve_source("package:lilo_definitions/data/tiny")
-    for name in (str(folder), str(folder / "config.json")):
-        plan = json.loads(run(name, "--context", "512", "--json").stdout)
-        assert (plan["parameters"], plan["context"]) == (821_120, 512)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("tinny",), "tiny"),
-        ((BIG, "--context", "300000"), "262144"),
-        ((BIG, "--keep", "none"), "input, attention, qkv, all"),
-        ((BIG, "--gpu", "H300"), "H200"),
-        ((BIG, "--gpus", "7"), "tp 2 x cp 8"),
-        (("tiny", "--search"), "CPU"),
-        (("tiny", "--trainer", "miles"), "CUDA"),
-        ((BIG, "--search", "--gpus", "1"), "try more --gpus"),
-    ],
-)
-def test_what_cannot_be_planned_is_one_line(arguments, words):
-    done = run(*arguments)
-    assert done.exit_code == 1
-    (line,) = done.stderr.splitlines()
-    assert words in line
-
-
-def test_another_context_is_planned_on_request():
-    shorter = json.loads(run(BIG, "--context", "65536", "--json").stdout)
-    assert (shorter["context"], shorter["tokens_per_rank"]) == (65536, 8192)
-
-
-def test_planning_imports_neither_torch_nor_rich_for_programs():
-    code = (
-        "import sys; sys.argv = ['lilo', 'plan', 'tiny', '--json']\n"
-        "from lilo_engine.cli.main import main\n"
-        "try: main()\n"
-        "except SystemExit: pass\n"
-        "print([m for m in ('torch', 'rich', 'yaml', 'uvicorn', 'sqlalchemy') if m in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=True,
-        cwd=Path(__file__).parent,
-    )
-    assert done.stdout.splitlines()[-1] == "[]"
