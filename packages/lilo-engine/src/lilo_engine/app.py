@@ -3,7 +3,7 @@
     launchers -> Engine, SamplingManager                   -> Front -> routes      `build_app`: all in one process
     Records + volume -> Control -> journal (to the engine), sweeper
 
-    launchers -> Engine, SamplingManager -> EngineServer                           `build_engine_app`: `lilo engine`
+    launchers -> Engine, SamplingManager -> EngineServer                           `EngineApp`: `lilo engine`
                                                  ^
                                 Line -> RemoteEngine, RemoteSampling -> Front      `build_front_app`: `lilo front`
 
@@ -29,11 +29,13 @@ from lilo_engine.commands.launcher import Launcher, ProcessLauncher
 from lilo_engine.config import DataFolder
 from lilo_engine.console.engine_view import EngineView, LocalView
 from lilo_engine.console.metrics import ServerMetrics
+from lilo_engine.console.usage_meter import UsageMeter
 from lilo_engine.control.control import Control
 from lilo_engine.control.engine_address import fronts_secret
 from lilo_engine.control.lease import Lease
 from lilo_engine.control.records import Records
 from lilo_engine.control.sweeper import Sweeper, SweepSettings
+from lilo_engine.control.usage import UsageLog, keep_usage
 from lilo_engine.control.upkeep import Upkeep
 from lilo_engine.engine import Engine
 from lilo_engine.remote.calls import Hello
@@ -58,6 +60,7 @@ from lilo_engine.requests import (
 from lilo_engine.requests.answers import AnswerCount
 from lilo_engine.requests.auth import ApiKeyLayer
 from lilo_engine.requests.front import Front, FrontSettings
+from lilo_engine.requests.long_polls import LongPolls
 from lilo_engine.requests.plain_route import PlainRoutes
 from lilo_engine.sampling.launcher import ProcessSamplerLauncher, SamplerLauncher
 from lilo_engine.sampling.manager import SamplingManager
@@ -170,6 +173,7 @@ class _EngineSide:
     engine: Engine
     manager: SamplingManager
     sweeper: Sweeper
+    meter: UsageMeter
 
     @classmethod
     def of(cls, parts: Parts) -> _EngineSide:
@@ -180,11 +184,18 @@ class _EngineSide:
             parts.settings.sweep, unnamed_versions=definition.sampler.ephemeral_versions
         )
         sweeper = Sweeper(control, engine, LocalSampling(manager), sweep)
-        return cls(parts=parts, engine=engine, manager=manager, sweeper=sweeper)
+        meter = UsageMeter(
+            recorder=engine.recorder,
+            samples=manager.take_used,
+            owner_of_run=control.owner_of_run,
+            owner_of_sampler=control.owner_of_sampler,
+            num_devices=definition.topology.world_size,
+        )
+        return cls(parts=parts, engine=engine, manager=manager, sweeper=sweeper, meter=meter)
 
     @property
     def view(self) -> LocalView:
-        return LocalView(self.engine, num_devices=self.parts.definition.topology.world_size)
+        return LocalView(self.engine, self.meter)
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncGenerator[None]:
@@ -196,6 +207,7 @@ class _EngineSide:
             tasks.start_soon(self.engine.run)
             tasks.start_soon(self.manager.run)
             tasks.start_soon(self.sweeper.run, control.clock)
+            tasks.start_soon(keep_usage, self.meter, UsageLog(control.records), control.clock)
             yield
             # What is being published ends well; what only waits does not start any more.
             with anyio.move_on_after(0 if self._is_deposed else self.parts.settings.drain_s):
@@ -224,30 +236,46 @@ def build_app(parts: Parts) -> FastAPI:
     return _public_app(front, side.view, side.lifespan)
 
 
-def build_engine_app(parts: Parts) -> Starlette:
-    """The engine alone, for fronts in other processes.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineApp:
+    """The engine alone, for fronts in other processes."""
 
-    Raises:
-        LiloError: the records cannot be used.
-    """
-    side, definition = _EngineSide.of(parts), parts.definition
-    assert parts.lease is not None, "fronts find an engine by its lease"
-    hello = Hello(
-        version=version("lilo-engine"),
-        definition=definition.model_dump_json(),
-        model_folder=str(resolve_source(definition.model.source)),
-    )
-    answering = Answering(
-        hello=hello,
-        engine=side.engine,
-        sampling=LocalSampling(side.manager),
-        view=side.view,
-        reign=parts.lease,
-        secret=parts.control.records.now(fronts_secret),
-    )
-    app = engine_server(answering, side.lifespan)
-    app.state.engine, app.state.sampling = side.engine, side.manager
-    return app
+    parts: Parts
+    engine: Engine
+    sampling: SamplingManager
+    polls: LongPolls
+    """Of fronts; end them when the app is to stop."""
+    asgi: Starlette
+
+    @classmethod
+    def of(cls, parts: Parts) -> EngineApp:
+        """Build it; its parts run while the app's lifespan does.
+
+        Raises:
+            LiloError: the records cannot be used.
+        """
+        side, definition = _EngineSide.of(parts), parts.definition
+        assert parts.lease is not None, "fronts find an engine by its lease"
+        hello = Hello(
+            version=version("lilo-engine"),
+            definition=definition.model_dump_json(),
+            model_folder=str(resolve_source(definition.model.source)),
+        )
+        answering = Answering(
+            hello=hello,
+            engine=side.engine,
+            sampling=LocalSampling(side.manager),
+            view=side.view,
+            reign=parts.lease,
+            secret=parts.control.records.now(fronts_secret),
+        )
+        return cls(
+            parts=parts,
+            engine=side.engine,
+            sampling=side.manager,
+            polls=answering.polls,
+            asgi=engine_server(answering, side.lifespan),
+        )
 
 
 def build_front_app(parts: FrontParts) -> FastAPI:

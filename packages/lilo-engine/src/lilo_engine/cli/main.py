@@ -23,6 +23,14 @@ GROUP = "lilo.commands"
 COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "serve": ("lilo_engine.cli.serve:serve", "Serve a definition until Ctrl-C."),
+        "engine": (
+            "lilo_engine.cli.engine:engine",
+            "The trainer and the sampler, for fronts in other processes.",
+        ),
+        "front": (
+            "lilo_engine.cli.front:front",
+            "Answer clients for an engine in another process.",
+        ),
         "demo": ("lilo_engine.cli.demo:demo", "Watch a small model learn sums through the SDK."),
         "definitions": (
             "lilo_engine.cli.definitions:app",

@@ -28,13 +28,13 @@ class RemoteEngine:
     def __init__(self, line: Line) -> None:
         self._line = line
 
-    async def hello(self) -> Hello:
-        """What the engine serves.
+    async def hello(self, patience_s: float) -> Hello:
+        """What the engine serves, waiting so long for one.
 
         Raises:
             EngineAway: none answers.
         """
-        return cast("Hello", await self._line.call("hello"))
+        return cast("Hello", await self._line.call("hello", patience_s=patience_s))
 
     async def submit(self, operation: Operation) -> RequestId:
         """See `EngineClient`."""

@@ -12,7 +12,8 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeAlias, cast
 
 from starlette.applications import Starlette
@@ -24,6 +25,7 @@ from lilo_engine.commands import frames
 from lilo_engine.console.engine_view import EngineView
 from lilo_engine.engine_client import EngineClient
 from lilo_engine.errors import LiloError, NotFound, ServerError
+from lilo_engine.operations.operation import RequestId
 from lilo_engine.remote.calls import (
     ENGINE_METHODS,
     EPOCH_HEADER,
@@ -35,6 +37,7 @@ from lilo_engine.remote.calls import (
     WRONG_SECRET,
     Hello,
 )
+from lilo_engine.requests.long_polls import LongPolls
 from lilo_engine.sampling.completions import Whose
 from lilo_engine.sampling.engine import SampleRequest
 from lilo_engine.sampling.manager import Completions, SampleTicket
@@ -73,6 +76,8 @@ class Answering:
     view: EngineView
     reign: Reign
     secret: str
+    polls: LongPolls = field(default_factory=LongPolls)
+    """Those of fronts, which wait as long as clients do."""
 
 
 def engine_server(
@@ -136,7 +141,7 @@ async def _value(methods: Mapping[str, _Method], name: str, body: bytes) -> obje
 
 def _methods(answering: Answering) -> dict[str, _Method]:
     """By name; positional arguments only, as `client.py` sends them."""
-    engine, sampling = answering.engine, answering.sampling
+    engine, sampling, polls = answering.engine, answering.sampling, answering.polls
 
     async def say_hello() -> Hello:
         return answering.hello
@@ -156,8 +161,15 @@ def _methods(answering: Answering) -> dict[str, _Method]:
             request=request,
         )
 
+    async def retrieve(request_id: str, wait_s: float) -> object:
+        look = partial(engine.retrieve, RequestId(request_id))
+        return await polls.answer(look, wait_s)
+
+    async def retrieve_sample(request_id: str, wait_s: float) -> object:
+        return await polls.answer(partial(sampling.retrieve, request_id), wait_s)
+
     async def completions(whose: tuple[str, int], cursor: int, wait_s: float) -> Completions:
-        return await sampling.completions(Whose(*whose), cursor, wait_s)
+        return await polls.answer(partial(sampling.completions, Whose(*whose), cursor), wait_s)
 
     async def retrieved(whose: tuple[str, int], request_ids: tuple[str, ...]) -> None:
         await sampling.retrieved(Whose(*whose), request_ids)
@@ -169,7 +181,9 @@ def _methods(answering: Answering) -> dict[str, _Method]:
     methods |= {f"view.{name}": getattr(answering.view, name) for name in VIEW_METHODS}
     return methods | {
         "hello": say_hello,
+        "retrieve": retrieve,
         "sampling.submit": submit_sample,
+        "sampling.retrieve": retrieve_sample,
         "sampling.completions": completions,
         "sampling.retrieved": retrieved,
     }

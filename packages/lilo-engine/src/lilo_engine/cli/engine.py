@@ -1,0 +1,100 @@
+"""`lilo engine DEFINITION`: the trainer and the sampler for fronts in other processes (`lilo front`), until Ctrl-C or SIGTERM.
+
+Prints `lilo: engine of DEFINITION at URL, epoch N` when a model could be created. Fronts find it by its records, and know its
+secret from there.
+"""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import anyio
+import typer
+from lilo_definitions import get
+
+from lilo_engine.app import EngineApp, Parts, ServerSettings
+from lilo_engine.cli.place import data_folder, records_url_without_password, this_server
+from lilo_engine.cli.problems import Problem, problems_in_one_line
+from lilo_engine.cli.web_server import WebServer, listen, url_of
+from lilo_engine.config import RECORDS_URL_VARIABLE
+from lilo_engine.control.lease import Lease
+from lilo_engine.control.records import Records
+
+READY_LOOK_S = 0.05
+"""Between looks for readiness: the trainer and the sampler become ready on their own."""
+DEFAULT_PORT = 8011
+_EVERYWHERE = ("0.0.0.0", "::")
+
+
+def engine(
+    definition: Annotated[str, typer.Argument(help="As `lilo definitions list` shows it.")],
+    host: Annotated[str, typer.Option(help="Address to listen on, for fronts.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 picks a free one.", min=0, max=65535)] = DEFAULT_PORT,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            help="URL at which fronts reach it, if not the one it listens on.", show_default=False
+        ),
+    ] = None,
+    records: Annotated[
+        str | None,
+        typer.Option(
+            help=f"URL of the database, as {RECORDS_URL_VARIABLE}; without, a file in the data folder.",
+            show_default=False,
+        ),
+    ] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Keeps logs, and what is not elsewhere.", show_default=False)
+    ] = None,
+    checkpoints: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the checkpoints, if not in the data folder: one that fronts see too.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Run the trainer and the sampler for fronts, until Ctrl-C."""
+    with problems_in_one_line():
+        chosen = get(definition)
+        url = records_url_without_password(records)
+        data = data_folder(data_dir, checkpoints)
+        with listen(host, port) as listener:
+            if address is None and listener.getsockname()[0] in _EVERYWHERE:
+                raise Problem(
+                    f"fronts cannot reach {host}; name the URL at which they do with --address"
+                )
+            opened = Records.at(data.root, url)
+            lease = Lease.take(
+                opened,
+                this_server(f"lilo engine {chosen.name}"),
+                address=address or url_of(listener),
+            )
+            parts = Parts.of_processes(chosen, data, ServerSettings(), opened, lease)
+            _run(EngineApp.of(parts), lease, listener, address or url_of(listener))
+
+
+def _run(app: EngineApp, lease: Lease, listener: socket.socket, address: str) -> None:
+    server = WebServer(app.asgi, app.polls)
+    name = app.parts.definition.name
+
+    async def announce() -> None:
+        """Say once that the engine is ready, or end it when it never will be. Ended by its group."""
+        while True:
+            trainer, sampler = await app.engine.state(), await app.sampling.state()
+            if server.started and trainer.phase == sampler.phase == "serving":
+                break
+            if trainer.phase == "stopped":
+                cause = trainer.last_failure or "it stopped"
+                server.fail(f"the trainer of {name} could not be started: {cause}")
+                return
+            await anyio.sleep(READY_LOOK_S)
+        print(f"lilo: engine of {name} at {address}, epoch {lease.epoch}", flush=True)
+
+    async def watch_lease() -> None:
+        await lease.lost.wait()
+        server.fail(f"this engine stops: {lease.reason}")
+
+    anyio.run(server.run, listener, announce, watch_lease, backend_options={"use_uvloop": True})

@@ -1,0 +1,138 @@
+"""WebServer: one HTTP app of a command, on a socket that was opened before, until Ctrl-C, SIGTERM or a failure."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import socket
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import contextmanager
+from ipaddress import ip_address
+from typing import TypeAlias
+
+import anyio
+import uvicorn
+from starlette.types import ASGIApp
+
+from lilo_engine.cli.problems import Problem
+from lilo_engine.requests.long_polls import LongPolls
+
+GRACE_S = 3
+"""For requests in flight at the end; long polls are answered before it."""
+
+
+Beside: TypeAlias = Callable[[], Coroutine[object, object, None]]
+
+
+class WebServer:
+    """Serves an app, with tasks of the command's own beside it."""
+
+    def __init__(self, app: ASGIApp, polls: LongPolls) -> None:
+        """Serve nothing yet.
+
+        Args:
+            app: its lifespan runs what it needs.
+            polls: ended when the server stops.
+        """
+        config = uvicorn.Config(
+            app,
+            access_log=False,
+            # Nothing here asks where a request came from.
+            proxy_headers=False,
+            log_level="warning",
+            lifespan="on",
+            timeout_graceful_shutdown=GRACE_S,
+            timeout_keep_alive=75,
+            backlog=2048,
+        )
+        self._server = _Server(config)
+        self._polls = polls
+        self._failure: str | None = None
+
+    @property
+    def started(self) -> bool:
+        """Whether requests are answered."""
+        return self._server.started
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it was told to stop."""
+        return self._server.should_exit
+
+    def fail(self, why: str) -> None:
+        """Stop, and say why; the first reason wins."""
+        if not self.stopping:
+            self._failure = why
+        self._stop()
+
+    async def run(self, listener: socket.socket, *beside: Beside) -> None:
+        """Serve until told to stop; tasks beside it are cancelled then.
+
+        Raises:
+            Problem: it stopped by a failure.
+        """
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._stop_on_signal)
+            for task in beside:
+                tasks.start_soon(task)
+            await self._server.serve(sockets=[listener])
+            tasks.cancel_scope.cancel()
+        if self._failure is not None:
+            raise Problem(self._failure)
+
+    async def _stop_on_signal(self) -> None:
+        """The first Ctrl-C or SIGTERM stops in order, the second does not wait for requests in flight."""
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async for _ in signals:
+                self._server.force_exit = self._server.should_exit
+                self._stop()
+
+    def _stop(self) -> None:
+        self._server.should_exit = True
+        self._polls.end()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers, which end the process by the signal after an orderly stop."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Leave signals to `_stop_on_signal`."""
+        yield
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens from now on: a second server on the port fails, and early clients wait instead of failing.
+
+    Raises:
+        Problem: the address cannot be listened on.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        way = "choose another --port, or 0 for a free one"
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            way = "choose a --host that is an address of this machine"
+        raise Problem(
+            f"cannot listen on {host} port {port}: {error.strerror or error}; {way}"
+        ) from error
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """Where a socket listens."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
