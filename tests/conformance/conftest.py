@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +13,11 @@ import httpx
 import pytest
 import tinker
 import uvicorn
-from lilo_definitions import get
+from lilo_definitions import Definition, get
 from lilo_engine.app import Parts, ServerSettings, build_app, open_control
-from lilo_engine.commands.launcher import MemoryLauncher
+from lilo_engine.commands.launcher import Launcher, MemoryLauncher
 from lilo_engine.config import DataFolder
+from lilo_engine.control.sweeper import SweepSettings
 from lilo_engine.requests.body import BodyLimits
 from lilo_engine.requests.front import FrontSettings
 from lilo_engine.sampling.launcher import MemorySamplerLauncher
@@ -83,22 +84,34 @@ class Served:
         raise AssertionError("the future did not finish within 10 s")
 
 
-def serve(data_dir: Path, settings: FrontSettings) -> Iterator[Served]:
-    """Run a server in a thread."""
+def _in_memory(definition: Definition, data: DataFolder) -> Launcher:
+    return MemoryLauncher(definition=definition, checkpoints_root=data.checkpoints)
+
+
+def serve(
+    data_dir: Path,
+    settings: FrontSettings,
+    *,
+    definition: Definition | None = None,
+    launcher: Callable[[Definition, DataFolder], Launcher] | None = None,
+    sweep: SweepSettings | None = None,
+    clock: Callable[[], float] = time.time,
+) -> Iterator[Served]:
+    """Run a server in a thread, with a trainer in memory unless another launcher is given."""
     # One server for many tests, and few of them end their sessions: a slot for each model of all of them.
-    definition = get("tiny").derive(lora={"slots": 1024})
+    definition = definition or get("tiny").derive(lora={"slots": 1024})
     data = DataFolder(root=data_dir)
     data.create()
-    control = open_control(data)
+    control = open_control(data, clock)
     control.keys.create("test", time.time(), key=KEY)
     control.keys.create("stranger", time.time(), key=STRANGERS_KEY)
     parts = Parts(
         definition=definition,
         data=data,
-        launcher=MemoryLauncher(definition=definition, checkpoints_root=data.checkpoints),
+        launcher=(launcher or _in_memory)(definition, data),
         sampler_launcher=MemorySamplerLauncher(definition),
         control=control,
-        settings=ServerSettings(front=settings),
+        settings=ServerSettings(front=settings, sweep=sweep or SweepSettings()),
     )
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(build_app(parts), log_level="warning", timeout_graceful_shutdown=1)

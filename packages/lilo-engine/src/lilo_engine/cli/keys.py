@@ -14,10 +14,11 @@ import typer
 from lilo_engine.cli.problems import Problem, problems_in_one_line
 from lilo_engine.cli.sizes import parse_size, show_size
 from lilo_engine.config import DataFolder, default_data_dir
+from lilo_engine.console.usage_meter import Used
 from lilo_engine.control.access import KeyLimits
 from lilo_engine.control.keys import Key, Keys
 from lilo_engine.control.records import Records
-from lilo_engine.control.usage import UsageLog, Used
+from lilo_engine.control.usage import UsageLog
 
 DataDir = Annotated[
     Path | None, typer.Option("--data-dir", help="The server's data folder.", show_default=False)

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from lilo_engine.console.chrome_trace import chrome_trace
 from lilo_engine.console.metrics import EngineMetrics
 from lilo_engine.console.run_report import run_report
+from lilo_engine.console.usage_meter import UsageMeter
 from lilo_engine.engine import Engine
 from lilo_engine.errors import NotFound
 from lilo_engine.operations.operation import ModelId
@@ -47,16 +48,11 @@ def nothing_ran(run_id: str) -> str:
 class LocalView:
     """Implements `EngineView` over the engine in this process."""
 
-    def __init__(self, engine: Engine, num_devices: int) -> None:
-        """Look at an engine.
-
-        Args:
-            engine: whose recorder is read.
-            num_devices: of its trainer.
-        """
+    def __init__(self, engine: Engine, meter: UsageMeter) -> None:
+        """Look at an engine and at what its owners used."""
         self._engine = engine
-        self._num_devices = num_devices
-        self._metrics = EngineMetrics(engine.recorder)
+        self._meter = meter
+        self._metrics = EngineMetrics(engine.recorder, meter.totals)
 
     async def overview(self) -> dict[str, Any]:
         """See `EngineView`."""
@@ -71,8 +67,9 @@ class LocalView:
         totals = self._engine.recorder.runs.get(ModelId(run_id))
         if totals is None:
             raise NotFound(nothing_ran(run_id))
-        return run_report(run_id, totals, num_devices=self._num_devices).as_dict()
+        return run_report(run_id, totals, num_devices=self._meter.num_devices).as_dict()
 
     async def metrics(self) -> str:
         """See `EngineView`."""
+        await self._meter.look()
         return self._metrics.text(await self._engine.state())

@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from lilo_engine.console.recorder import Recorder
 from lilo_engine.console.totals import BOUNDS_S
+from lilo_engine.console.usage_meter import Used
 from lilo_engine.engine_client import EngineState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -24,8 +25,9 @@ _PHASES = ("starting", "serving", "restarting", "draining", "stopped")
 class EngineMetrics:
     """What one engine did and does."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._collector = _EngineCollector(recorder)
+    def __init__(self, recorder: Recorder, usage: Mapping[str, Used]) -> None:
+        """Read a recorder and a meter's totals by owner whenever asked."""
+        self._collector = _EngineCollector(recorder, usage)
         # A registry of its own, so that several engines of one process do not mix.
         self._registry = CollectorRegistry()
         self._registry.register(self._collector)
@@ -53,13 +55,15 @@ class ServerMetrics:
 
 
 class _EngineCollector(Collector):
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, usage: Mapping[str, Used]) -> None:
         self._recorder = recorder
+        self._usage = usage
         self.state: EngineState | None = None
 
     def collect(self) -> Iterator[Metric]:
         """Every metric of ours."""
         yield from _commands(self._recorder)
+        yield from _usage(self._usage)
         if self.state is not None:
             yield from _state(self.state)
 
@@ -104,6 +108,24 @@ def _commands(recorder: Recorder) -> Iterator[Metric]:
         count = sum(span.lane == lane for span in recorder.running.values())
         running.add_metric([lane], count)
     yield from (seconds, operations, tokens, running)
+
+
+def _usage(usage: Mapping[str, Used]) -> Iterator[Metric]:
+    """By owner: `share.share_of_metrics` leaves out the lines of others."""
+    tokens = CounterMetricFamily(
+        "lilo_usage_tokens", "Tokens by owner of the key.", labels=["owner", "kind"]
+    )
+    seconds = CounterMetricFamily(
+        "lilo_usage_device_seconds",
+        "Seconds of the trainer's devices by owner of the key.",
+        labels=["owner"],
+    )
+    for owner, used in sorted(usage.items()):
+        tokens.add_metric([owner, "trained"], used.trained_tokens)
+        tokens.add_metric([owner, "prompt"], used.prompt_tokens)
+        tokens.add_metric([owner, "sampled"], used.sampled_tokens)
+        seconds.add_metric([owner], used.device_s)
+    yield from (tokens, seconds)
 
 
 def _state(state: EngineState) -> Iterator[Metric]:

@@ -6,9 +6,11 @@ out; commands of others alone are left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
+_OWNER = re.compile(r'\{.*\bowner="([^"]*)"')
 Sees = Callable[[str], bool]
 """Whether a model's id may be shown."""
 
@@ -44,6 +46,13 @@ def share_of_trace(trace: dict[str, Any], sees: Sees) -> dict[str, Any]:
             name = f"{event['cat']} {args['models'][0]}"
             kept.append({**event, "name": name, "args": args})
     return {**trace, "traceEvents": kept}
+
+
+def share_of_metrics(text: str, owners: Container[str]) -> str:
+    """Prometheus' text without the lines of other owners."""
+    lines = text.splitlines(keepends=True)
+    found = [(line, _OWNER.search(line)) for line in lines]
+    return "".join(line for line, owner in found if owner is None or owner.group(1) in owners)
 
 
 def _lanes(overview: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from lilo_volume import Volume
 
+from lilo_engine.control.access import NOBODY
 from lilo_engine.control.checkpoints import Checkpoints
 from lilo_engine.control.journal import ControlJournal
 from lilo_engine.control.keys import Door, Keys
@@ -18,6 +19,7 @@ from lilo_engine.control.sampling_sessions import SamplingSessions
 from lilo_engine.control.session_search import SessionSearch
 from lilo_engine.control.sessions import Sessions
 from lilo_engine.errors import NotFound
+from lilo_engine.operations.ids import owner_of_direct, session_of, session_of_sampler
 from lilo_engine.operations.reference import CheckpointRef
 
 _log = logging.getLogger(__name__)
@@ -79,6 +81,22 @@ class Control:
             ),
             clock=clock,
         )
+
+    async def owner_of_run(self, run_id: str) -> str:
+        """Whose a run is; `NOBODY` if there never was such a run."""
+        owner = await self.sessions.owner(session_of(run_id))
+        if owner is None:
+            # Sessions are forgotten some day, runs are not.
+            row = await self.runs.find(run_id)
+            owner = NOBODY if row is None else row.owner
+        return owner
+
+    async def owner_of_sampler(self, sampling_session_id: str) -> str:
+        """Whose a sampling session is; `NOBODY` if there never was such a one, or its session is forgotten."""
+        owner = owner_of_direct(sampling_session_id)
+        if owner is None:
+            owner = await self.sessions.owner(session_of_sampler(sampling_session_id))
+        return NOBODY if owner is None else owner
 
     async def delete_checkpoint(self, ref: CheckpointRef, *, missing_ok: bool = True) -> None:
         """Remove a checkpoint; sampling sessions on it answer "gone" from now on.

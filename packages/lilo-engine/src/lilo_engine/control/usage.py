@@ -6,36 +6,22 @@ servers over one database may write.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
+import anyio
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from lilo_engine.console.usage_meter import UsageMeter, Used
 from lilo_engine.control.records import Records, UsageRow
+from lilo_engine.errors import LiloError
 
+_log = logging.getLogger(__name__)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Used:
-    """Of one owner."""
-
-    trained_tokens: int = 0
-    """Of passes, forward only ones too."""
-    prompt_tokens: int = 0
-    """Of prompts of samples; of one prompt once, however many samples it had."""
-    sampled_tokens: int = 0
-    device_s: float = 0.0
-    """Seconds of the trainer's commands times its devices; of a shared command the share of its tokens."""
-
-    def __add__(self, other: Used) -> Used:
-        """Both together."""
-        return Used(
-            trained_tokens=self.trained_tokens + other.trained_tokens,
-            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
-            sampled_tokens=self.sampled_tokens + other.sampled_tokens,
-            device_s=self.device_s + other.device_s,
-        )
+INTERVAL_S = 10.0
+"""Between looks: what a server that is killed may have used without having written it down."""
 
 
 class UsageLog:
@@ -53,6 +39,29 @@ class UsageLog:
     def by_owner(self, since: str = "") -> dict[str, Used]:
         """Of each owner, from a day on (`2026-11-30`), that day included."""
         return self._records.now(lambda session: _by_owner(session, since))
+
+
+async def keep_usage(meter: UsageMeter, log: UsageLog, clock: Callable[[], float]) -> None:
+    """Write down what was used, until cancelled; then once more.
+
+    What could not be written is not lost: it is in the next report.
+    """
+
+    async def report() -> None:
+        used = await meter.take()
+        try:
+            await log.add(used, clock())
+        except LiloError as error:
+            meter.put_back(used)
+            _log.warning("usage could not be written down: %s", error)
+
+    try:
+        while True:
+            await anyio.sleep(INTERVAL_S)
+            await report()
+    finally:
+        with anyio.move_on_after(1.0, shield=True):
+            await report()
 
 
 def _add(session: Session, used: Mapping[str, Used], day: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from lilo_engine.control.access import NOBODY, Caller, may_read, may_watch, owners_of, owns
+from lilo_engine.control.access import Caller, may_read, may_watch, owners_of, owns
 from lilo_engine.control.checkpoints import Entry, no_checkpoint
 from lilo_engine.control.control import Control
 from lilo_engine.control.records import RunRow, SessionRow
@@ -17,7 +17,6 @@ from lilo_engine.control.sampling_sessions import SamplingSession, no_sampler, t
 from lilo_engine.control.session_search import Summary, Wanted
 from lilo_engine.control.sessions import no_session
 from lilo_engine.errors import Gone, NotFound
-from lilo_engine.operations.ids import owner_of_direct, session_of, session_of_sampler
 from lilo_engine.operations.reference import CheckpointRef
 from lilo_engine.sampling.residents import AdapterVersion
 
@@ -77,7 +76,7 @@ class View:
         Raises:
             NotFound: as for one that never was.
         """
-        if not owns(self.caller, await self._owner_of_run(model_id)):
+        if not owns(self.caller, await self.control.owner_of_run(model_id)):
             raise NotFound(f"there is no model {model_id!r} here; create a training client first")
 
     async def run(self, run_id: str) -> RunRow:
@@ -99,16 +98,7 @@ class View:
         """Whether the caller may see in a console what a run does."""
         if self.caller.operator:
             return True
-        return may_watch(self.caller, await self._owner_of_run(run_id))
-
-    async def _owner_of_run(self, run_id: str) -> str:
-        """Its owner; one that nobody is if there never was such a run."""
-        owner = await self.control.sessions.owner(session_of(run_id))
-        if owner is None:
-            # Sessions are forgotten some day, runs are not.
-            row = await self.control.runs.find(run_id)
-            owner = NOBODY if row is None else row.owner
-        return owner
+        return may_watch(self.caller, await self.control.owner_of_run(run_id))
 
     # Checkpoints.
 
@@ -140,7 +130,7 @@ class View:
         Raises:
             NotFound: see `checkpoint`.
         """
-        if not owns(self.caller, await self._owner_of_run(ref.run_id)):
+        if not owns(self.caller, await self.control.owner_of_run(ref.run_id)):
             await self.checkpoint(ref)
 
     async def checkpoints_of_run(self, run_id: str) -> list[Entry]:
@@ -172,8 +162,7 @@ class View:
         Raises:
             NotFound: as for one that never was.
         """
-        owner = await self.control.sessions.owner(session_of_sampler(sampling_session_id))
-        if owner is None or not owns(self.caller, owner):
+        if not owns(self.caller, await self.control.owner_of_sampler(sampling_session_id)):
             raise NotFound(no_sampler(sampling_session_id))
         return await self.control.sampling_sessions.get(sampling_session_id)
 
@@ -196,7 +185,9 @@ class View:
         Raises:
             NotFound: as for one that never was.
         """
-        self._check_future(request_id, await self._owner_of_run(request_id.rpartition(":")[0]))
+        self._check_future(
+            request_id, await self.control.owner_of_run(request_id.rpartition(":")[0])
+        )
 
     async def check_sample(self, request_id: str, sampling_session_id: str) -> None:
         """Refuse the future of a sample that is not the caller's.
@@ -204,10 +195,7 @@ class View:
         Raises:
             NotFound: as for one that never was.
         """
-        owner = owner_of_direct(sampling_session_id)
-        if owner is None:
-            owner = await self.control.sessions.owner(session_of_sampler(sampling_session_id))
-        self._check_future(request_id, NOBODY if owner is None else owner)
+        self._check_future(request_id, await self.control.owner_of_sampler(sampling_session_id))
 
     def _check_future(self, request_id: str, owner: str) -> None:
         if not owns(self.caller, owner):

@@ -15,7 +15,14 @@ from starlette.responses import Response
 
 from lilo_engine.console.engine_view import EngineView, nothing_ran
 from lilo_engine.console.metrics import CONTENT_TYPE, ServerMetrics
-from lilo_engine.console.share import Sees, models_in, share_of_overview, share_of_trace
+from lilo_engine.console.share import (
+    Sees,
+    models_in,
+    share_of_metrics,
+    share_of_overview,
+    share_of_trace,
+)
+from lilo_engine.control.access import owners_of
 from lilo_engine.control.view import View
 from lilo_engine.errors import NotFound
 from lilo_engine.operations.reference import CheckpointRef
@@ -74,7 +81,11 @@ async def report(request: Request, run_id: str) -> Response:
 async def metrics(request: Request) -> Response:
     """The engine's metrics and this process's own in Prometheus' text format."""
     server = cast(ServerMetrics, request.app.state.metrics)
-    text = await _engine_view(request).metrics() + server.text(len(anyio.get_running_tasks()))
+    text = await _engine_view(request).metrics()
+    caller = view_of(request).caller
+    if not caller.operator:
+        text = share_of_metrics(text, owners_of(caller))
+    text += server.text(len(anyio.get_running_tasks()))
     return Response(text, media_type=CONTENT_TYPE)
 
 

@@ -20,6 +20,7 @@ import anyio
 import anyio.abc
 from lilo_definitions import Definition
 
+from lilo_engine.console.usage_meter import Used
 from lilo_engine.errors import Gone, LiloError, Saturated, ServerError, Unavailable
 from lilo_engine.operations.result import Failed, Pending
 from lilo_engine.sampling.completions import Whose
@@ -99,6 +100,7 @@ class SamplingManager:
         self._supervisor = Supervisor(definition=definition, launcher=launcher, backoff_s=backoff_s)
         self._in_use: Counter[str] = Counter()
         self._joined: Counter[str] = Counter()
+        self._used: dict[str, Used] = {}
 
     @property
     def adapters_in_use(self) -> frozenset[str]:
@@ -198,6 +200,11 @@ class SamplingManager:
         """A client has these answers, so that they may be forgotten."""
         self._futures.retrieved(whose, request_ids)
 
+    def take_used(self) -> dict[str, Used]:
+        """What sampling sessions used since this was last asked, by their ids."""
+        used, self._used = self._used, {}
+        return used
+
     def join(self, session_id: str) -> int:
         """The number of one more client of a sampling session; the first client is 0 and does not join."""
         self._joined[session_id] += 1
@@ -265,6 +272,8 @@ class SamplingManager:
         try:
             with future.scope:
                 outcome = await self._run(adapter, request)
+            if isinstance(outcome, Sampled):
+                self._count(future.session_id, request, outcome)
             if future.scope.cancelled_caught:
                 outcome = Failed(error=Gone(f"sample request {request.request_id} was cancelled"))
         finally:
@@ -272,6 +281,14 @@ class SamplingManager:
             if adapter is not None:
                 self._in_use[adapter.name] -= 1
                 self._in_use += Counter()  # drops what fell to zero
+
+    def _count(self, session_id: str, request: SampleRequest, outcome: Sampled) -> None:
+        """Token ids are int32."""
+        more = Used(
+            prompt_tokens=len(request.prompt) // 4,
+            sampled_tokens=sum(len(each.tokens) for each in outcome.result.sequences) // 4,
+        )
+        self._used[session_id] = self._used.get(session_id, Used()) + more
 
     async def _run(self, adapter: AdapterVersion | None, request: SampleRequest) -> Outcome:
         try:
