@@ -56,6 +56,8 @@ class Client:
         self.sent = {}
         """Number -> (operation, request id)."""
         self.ended = False
+        self.seen = set()
+        """Numbers whose result was fetched, and so need not be kept for ever."""
         self.states = None
         """What became of all that was sent, for a client of an earlier engine."""
 
@@ -194,7 +196,8 @@ class Interleavings(RuleBasedStateMachine):
         if not (any(client.sent for client in self.clients)):
             return
         client = self.pick(which, [client for client in self.clients if client.sent])
-        _, request_id = client.sent[self.pick(number, sorted(client.sent))]
+        number = self.pick(number, sorted(client.sent))
+        _, request_id = client.sent[number]
         try:
             state = self.portal.call(self.engine.retrieve, request_id, 0)
         except Gone:
@@ -203,6 +206,8 @@ class Interleavings(RuleBasedStateMachine):
             assert client.states is not None
         else:
             assert isinstance(state, Pending | Complete | Failed)
+            if not isinstance(state, Pending):
+                client.seen.add(number)
 
     @rule(which=st.integers(0, 99))
     def unload(self, which):
@@ -280,7 +285,7 @@ class Interleavings(RuleBasedStateMachine):
         try:
             state = self.portal.call(self.engine.retrieve, client.sent[number][1], 0)
         except Gone:
-            assert client.ended
+            assert number in client.seen, f"{client.name}:{number} was lost"
             return None
         assert isinstance(state, Complete | Failed), f"{client.name}:{number} was left: {state}"
         return state
@@ -343,17 +348,19 @@ class Interleavings(RuleBasedStateMachine):
         for client in self.clients:
             states = client.states
             if states is None:
-                states = {n: self._last_state(client, client.sent[n][1]) for n in client.sent}
+                states = {n: self._last_state(client, n) for n in sorted(client.sent)}
             with tempfile.TemporaryDirectory() as root:
                 _check_alone(client, states, Path(root))
         _check_order([s.backend.log for s in self.launcher.started])
 
-    def _last_state(self, client, request_id):
+    def _last_state(self, client, number):
+        request_id = client.sent[number][1]
         try:
             state = self.finished(request_id)
         except Gone:
             # It was fetched before its model ended, and is not kept for ever.
             assert client.ended
+            assert number in client.seen, f"{request_id} was lost"
             return None
         assert isinstance(state, Complete | Failed), f"{request_id} has no answer: {state}"
         return state

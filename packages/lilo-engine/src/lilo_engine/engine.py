@@ -88,6 +88,8 @@ class Engine:
         self._last_health: Health | None = None
         self._answered_s = 0.0
         """When the trainer last answered, or started to serve."""
+        self._given_up = False
+        """No trainer could be started, and none is tried any more."""
         self._draining = anyio.Event()
         self._stopped = anyio.Event()
 
@@ -188,6 +190,7 @@ class Engine:
             while not self._draining.is_set():
                 running = await self._supervisor.start()
                 if running is None:
+                    self._given_up = True
                     return
                 await self._serve(running)
         finally:
@@ -241,9 +244,9 @@ class Engine:
 
     def _fail_everything(self) -> None:
         """The engine stops: nobody may wait for what will not come."""
-        failure = self._supervisor.last_failure
         error: LiloError = Unavailable("the server is stopping; this operation was not done")
-        if failure is not None and not self._draining.is_set():
+        if self._given_up:
+            failure = self._supervisor.last_failure
             error = BackendLost(f"the trainer could not be started: {failure}")
         for model in self._work.roster.all_resident():
             self._work.fail_unfinished(model, error)
