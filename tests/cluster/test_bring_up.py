@@ -14,9 +14,7 @@ from lilo_engine.errors import InvalidRequest, ServerError
 
 from tests.deploy.local_provider import newer_client, older_client
 
-QUICK = Limits(
-    start_s=5, head_s=5, joins=3, between_joins_s=0.01, look_s=0.01, connect_s=1, tell_s=0.02
-)
+QUICK = Limits(start_s=5, head_s=5, joins=3, between_joins_s=0.01, look_s=0.01, connect_s=1)
 
 
 class Ray:
@@ -35,6 +33,9 @@ class Ray:
 class Running:
     def __init__(self, ray: Ray, code: int | None) -> None:
         self.ray, self.code = ray, code
+
+    def has_started(self):
+        return self.code is None
 
     def exit_code(self):
         return self.code
@@ -173,7 +174,8 @@ def test_what_holds_ray_ends_it_when_we_are_gone(tmp_path):
     said = tmp_path / "said"
     os.mkfifo(said)
     held = HeldRay(
-        ["sh", "-c", f'echo "$$ $LILO_TRIED" > {said}; exec sleep 600'], {"LILO_TRIED": "yes"}
+        ["sh", "-c", f'echo "$$ $LILO_TRIED" > {said}; exec sleep 600'],
+        {"LILO_TRIED": "yes"},
     )
     pid, tried = said.read_text().split()  # waits for the writer
     assert tried == "yes"

@@ -17,6 +17,7 @@ from lilo_definitions import get
 from lilo_engine.app import EngineApp, Parts, ServerSettings
 from lilo_engine.cli.place import data_folder, records_url_without_password, this_server
 from lilo_engine.cli.problems import Problem, problems_in_one_line
+from lilo_engine.cli.ray_option import RayAddress, use_ray
 from lilo_engine.cli.web_server import WebServer, listen, url_of
 from lilo_engine.config import RECORDS_URL_VARIABLE
 from lilo_engine.control.lease import Lease
@@ -55,9 +56,11 @@ def engine(
             show_default=False,
         ),
     ] = None,
+    ray: RayAddress = None,
 ) -> None:
     """Run the trainer and the sampler for fronts, until Ctrl-C."""
     with problems_in_one_line():
+        use_ray(ray)
         chosen = get(definition)
         url = records_url_without_password(records)
         data = data_folder(data_dir, checkpoints)

@@ -17,6 +17,7 @@ from lilo_engine.app import Parts, ServerSettings, build_app
 from lilo_engine.cli.admission import admit
 from lilo_engine.cli.place import data_folder, locked, this_server
 from lilo_engine.cli.problems import problems_in_one_line
+from lilo_engine.cli.ray_option import RayAddress, use_ray
 from lilo_engine.cli.web_server import WebServer, listen, url_of
 from lilo_engine.config import API_KEY_VARIABLE, api_key_from_environment
 from lilo_engine.control.lease import Lease
@@ -46,9 +47,11 @@ def serve(
         Path | None,
         typer.Option(help="Accept the key in this file; made if missing.", show_default=False),
     ] = None,
+    ray: RayAddress = None,
 ) -> None:
     """Serve a definition until Ctrl-C."""
     with problems_in_one_line():
+        use_ray(ray)
         chosen = get(definition)
         data = data_folder(data_dir)
         with locked(data), listen(host, port) as listener:

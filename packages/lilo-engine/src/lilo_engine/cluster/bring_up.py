@@ -45,8 +45,6 @@ class Limits:
     """For one look."""
     settle_s: float = 60.0
     """A `ray start` that ends sooner has not joined, and is tried again."""
-    tell_s: float = 5.0
-    """One that lives longer has most likely joined: Ray does not say so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +101,14 @@ def head_command(
     cluster: Cluster, port: int = RAY_PORT, devices: Devices | None = None
 ) -> tuple[str, ...]:
     """What the head runs."""
-    return ("ray", "start", "--head", f"--port={port}", *_common(cluster, devices))
+    return (
+        "ray",
+        "start",
+        "--head",
+        f"--port={port}",
+        "--include-dashboard=false",
+        *_common(cluster, devices),
+    )
 
 
 def join_command(
@@ -121,7 +126,6 @@ def _common(cluster: Cluster, devices: Devices | None) -> tuple[str, ...]:
         "--min-worker-port=0",
         "--max-worker-port=0",
         "--dashboard-agent-listen-port=0",
-        "--include-dashboard=false",
         "--disable-usage-stats",
         "--block",
         *(devices or Devices()).words,
@@ -159,7 +163,7 @@ class BringUp:
         command = head_command(self.cluster, self.port, self.devices)
         ray = self._start(command)
         end = time.monotonic() + self.limits.start_s
-        while not self._head_answers():
+        while not (ray.has_started() and self._head_answers()):
             code = ray.exit_code()
             if code is not None or time.monotonic() > end:
                 ray.stop()
@@ -219,7 +223,7 @@ class BringUp:
                         f"Ray ended on machine {self.cluster.rank} with code {code} after {lived_s:.0f} s while the "
                         "head still runs; it was taken for lost, or killed: join again"
                     )
-                if not told and lived_s > self.limits.tell_s:
+                if not told and ray.has_started():
                     told = True
                     joined()
             _log.info("the head is gone; machine %d ends", self.cluster.rank)

@@ -16,16 +16,23 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 TERMINATE_LIMIT_S = 3.0
 """From SIGTERM until SIGKILL, with which the kernel ends what Ray started as well."""
+STARTED = b"Ray runtime started"
+"""In the output of `ray start`, once this machine belongs to the cluster."""
 STOP_LIMIT_S = 6.0
 """From the end of the holder's standard input until it is killed."""
 
 
 class RayProcess(Protocol):
     """Ray on this machine."""
+
+    def has_started(self) -> bool:
+        """Whether it said that this machine belongs to a cluster."""
+        ...
 
     def exit_code(self) -> int | None:
         """Its exit code once it has ended."""
@@ -54,14 +61,21 @@ class HeldRay:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start the holder."""
         # env(1) adds to what this process has; only config.py reads that.
-        given = ["env", *(f"{name}={value}" for name, value in environment.items()), *command]
+        variables = (f"{name}={value}" for name, value in environment.items())
+        given = ["env", *variables, _beside_us(command[0]), *command[1:]]
         self._holder = subprocess.Popen(
             [sys.executable, "-P", "-m", "lilo_engine.cluster.ray_process", json.dumps(given)],
             stdin=subprocess.PIPE,
-            stdout=sys.stderr,
+            stdout=subprocess.PIPE,
             # A Ctrl-C at the terminal is for us, who then end it.
             start_new_session=True,
         )
+        self._started = threading.Event()
+        threading.Thread(target=self._read, name="ray-output", daemon=True).start()
+
+    def has_started(self) -> bool:
+        """Whether `ray start` said so."""
+        return self._started.is_set()
 
     def exit_code(self) -> int | None:
         """Of `ray start`, which ends only when it fails or is told to."""
@@ -78,6 +92,22 @@ class HeldRay:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._holder.pid, signal.SIGKILL)
             self._holder.wait()
+
+    def _read(self) -> None:
+        """Pass its output on to our standard error, and look for what it says of itself."""
+        assert self._holder.stdout is not None
+        with self._holder.stdout as output:
+            for line in output:
+                if STARTED in line:
+                    self._started.set()
+                sys.stderr.buffer.write(line)
+                sys.stderr.flush()
+
+
+def _beside_us(program: str) -> str:
+    """The program of our own environment, which need not be on the PATH; else what the PATH has."""
+    ours = Path(sys.executable).parent / program
+    return str(ours) if ours.exists() else program
 
 
 def main() -> None:

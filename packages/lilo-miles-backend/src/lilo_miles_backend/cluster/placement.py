@@ -42,6 +42,16 @@ def place(needed: Needed) -> PlacementGroup:
     return group
 
 
+def bundles_in_order(group: PlacementGroup) -> list[int]:
+    """Indices of the bundles, that of this driver's machine first.
+
+    Rank 0 publishes what samplers beside the driver read: in one view of the volume that is there at once.
+    """
+    nodes: dict[int, str] = ray.util.placement_group_table(group)["bundles_to_node_id"]
+    ours = ray.get_runtime_context().get_node_id()
+    return sorted(nodes, key=lambda index: (nodes[index] != ours, index))
+
+
 def give_back(group: PlacementGroup) -> None:
     """Free the room; returns when Ray says so, or after `REMOVE_LIMIT_S`."""
     remove_placement_group(group)

@@ -6,17 +6,13 @@ import contextlib
 
 import ray
 import ray.exceptions
+from lilo_engine.commands import frames
 from ray.actor import ActorHandle
 
 from lilo_miles_backend.cluster.actor import Whereabouts
 from lilo_miles_backend.launchers.carried_member import CarriedMember, places_of
-from lilo_miles_backend.launchers.mailboxes import Mailbox
+from lilo_miles_backend.launchers.mailboxes import Beat, Mailbox
 from lilo_miles_backend.launchers.member import LinkLost
-
-LARGE_BYTES = 100_000
-"""From here on a frame is put into Ray's object store once, instead of being sent to every actor."""
-KILL_LIMIT_S = 3.0
-"""From the order to end an actor until its calls fail."""
 
 
 class RayMember(CarriedMember):
@@ -41,7 +37,8 @@ class RayMember(CarriedMember):
         # It may be gone already, or so may be the connection, with which all actors end.
         with contextlib.suppress(ray.exceptions.RayError, ValueError):
             ray.kill(self._actor, no_restart=True)
-        self.wait_ended(KILL_LIMIT_S)
+        # Ray tells of an end when something is asked of the actor.
+        self.post("beat", frames.encode(Beat()))
 
     def exchange(self, mailbox: Mailbox, place: int, frame: bytes) -> bytes:
         """One call of the actor."""
@@ -54,11 +51,19 @@ class RayMember(CarriedMember):
 
 
 def _fate(error: ray.exceptions.RayError, whereabouts: Whereabouts) -> str:
-    """What Ray says about an end, in one line."""
+    """What Ray says about an end, in one line; a signal is not what it knows of."""
     text = " ".join(str(error).split())
     if _node_is_dead(whereabouts.ray_node):
-        return f"is gone with its machine {whereabouts.address}: {text[:400]}"
-    return f"was ended: {text[:400]}"
+        return f"is gone with its machine {whereabouts.address} (Ray: {_reason(text)})"
+    return f"has died, by a signal or for want of memory (Ray: {_reason(text)})"
+
+
+def _reason(text: str) -> str:
+    """The telling part of Ray's paragraph."""
+    _, found, detail = text.partition("Worker exit detail: ")
+    if not found:
+        _, _, detail = text.partition("The actor is dead because ")
+    return (detail or text).partition(" Some common causes")[0][:300]
 
 
 def _node_is_dead(node_id: str) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, cast
 
 import ray
 import ray.exceptions
@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from lilo_miles_backend.cluster.actor import RankActor, Whereabouts
 from lilo_miles_backend.cluster.connect import connect, disconnect
 from lilo_miles_backend.cluster.nodes import Needed, nodes_of, require_cluster_nodes
-from lilo_miles_backend.cluster.placement import give_back, place
+from lilo_miles_backend.cluster.placement import bundles_in_order, give_back, place
 from lilo_miles_backend.cluster.ray_member import RayMember
 from lilo_miles_backend.config import BackendSettings, handed_over
 from lilo_miles_backend.launchers.driver import DrivenRanks
@@ -69,17 +69,18 @@ def _actors(config: BackendConfig, settings: BackendSettings, group: PlacementGr
     """One actor per rank, neighbours on one machine."""
     topology = config.definition.topology
     per_node = topology.world_size // topology.nodes
+    bundles = bundles_in_order(group)
     workers = config.definition.limits.publication_workers
-    # Ray's own name is a decorator's; the class itself stays importable without it.
-    make = ray.remote(RankActor)
+    # Applied here, so that the number of publications at once can be the definition's.
+    groups = {"train": 1, "persist": 1, "publish": workers, "beat": 1}
+    make: Any = cast(Any, ray.remote)(concurrency_groups=groups)(RankActor)
     return [
         make.options(
             num_cpus=1,
             num_gpus=1 if topology.device == "cuda" else 0,
             max_restarts=0,
-            concurrency_groups={"train": 1, "persist": 1, "publish": workers, "beat": 1},
             scheduling_strategy=PlacementGroupSchedulingStrategy(
-                group, placement_group_bundle_index=rank // per_node
+                group, placement_group_bundle_index=bundles[rank // per_node]
             ),
             runtime_env={"env_vars": dict(handed_over())},
         ).remote(config.definition, (config.checkpoints_root, config.epoch), settings)

@@ -50,7 +50,7 @@ class CarriedMember(ABC):
 
     @abstractmethod
     def kill(self) -> None:
-        """End the process now."""
+        """Order the end of the process."""
 
     @abstractmethod
     def exchange(self, mailbox: Mailbox, place: int, frame: bytes) -> bytes:

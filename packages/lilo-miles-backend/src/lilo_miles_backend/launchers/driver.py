@@ -50,6 +50,8 @@ GATHER_S = 1.0
 """After a failure that another one may have caused: how long evidence of that one is waited for."""
 LOOK_S = 0.05
 """Between looks for such evidence."""
+END_LIMIT_S = 4.0
+"""From the order to end all ranks until that is known: only a process stuck in the kernel takes longer."""
 DISAGREE_S = 5.0
 """After one rank refused a command: ranks refuse before any collective, so that all of them do at once or none."""
 
@@ -263,6 +265,10 @@ class DrivenRanks:
     def _end(self) -> None:
         for member in self._members:
             member.kill()
+        end_s = time.monotonic() + END_LIMIT_S
+        for member in self._members:
+            if not member.wait_ended(max(0.0, end_s - time.monotonic())):
+                _log.error("%s was told to end and is not known to", self._pulse.doing(member.rank))
         self._give_back()
         self._stir.set()
 

@@ -47,5 +47,9 @@ class Member(Protocol):
         ...
 
     def kill(self) -> None:
-        """End the process now; may be called more than once, and when it is gone."""
+        """Order the end of the process; never waits; may be called more than once, and when it is gone."""
+        ...
+
+    def wait_ended(self, limit_s: float) -> bool:
+        """Whether its end is known within `limit_s`."""
         ...

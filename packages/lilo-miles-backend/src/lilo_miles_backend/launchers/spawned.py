@@ -32,8 +32,6 @@ from lilo_miles_backend.ranks.place import RankPlace
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 """Ranks of one machine talk over it, whatever the hostname resolves to."""
-REAP_LIMIT_S = 5.0
-"""From SIGKILL until a process is gone: only one stuck in the kernel takes longer."""
 
 
 def spawn_ranks(config: BackendConfig, settings: BackendSettings) -> DrivenRanks:
@@ -98,7 +96,6 @@ class SpawnedMember(CarriedMember):
         """SIGKILL, which a stopped process obeys too."""
         # Until the reaper has waited for it, its number cannot be another's; after that, this does nothing.
         self._child.send_signal(signal.SIGKILL)
-        self.wait_ended(REAP_LIMIT_S)
 
     def exchange(self, mailbox: Mailbox, place: int, frame: bytes) -> bytes:
         """Over the socket of this place."""
