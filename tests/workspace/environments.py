@@ -79,7 +79,7 @@ def install(
     run(UV, "venv", "--quiet", "--python", sys.executable, folder / "venv", cwd=folder)
     wheel = str(one_wheel(dist, name)) + (f"[{extra}]" if extra else "")
     what = [wheel]
-    if name == "lilo-miles-backend" and not options:
+    if name == "lilo-miles-backend":
         # The torch that the set-up chose for this machine, a CPU build as a rule, instead of the newest for CUDA.
         what.append(f"torch=={version('torch')}")
     run(
