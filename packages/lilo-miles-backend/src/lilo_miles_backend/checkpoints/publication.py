@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from lilo_engine.commands.command import Destination, Published
-from lilo_volume import Attempt, Checkpoint, Group, Volume, begin
+from lilo_engine.errors import CommandFailed, LiloError
+from lilo_volume import Attempt, Checkpoint, Group, Volume, VolumeError, begin
 
 from lilo_miles_backend.adapter_state import AdapterState
 from lilo_miles_backend.checkpoints.metadata import describe
+from lilo_miles_backend.checkpoints.outcome import PeerFailed
 from lilo_miles_backend.checkpoints.translate import volume_errors
 
 ONE_RANK: Mapping[str, int] = {"tp": 1, "cp": 1, "dp": 1}
@@ -50,11 +52,25 @@ def publish(
             node=node,
         )
         with attempt:
-            expected = write(attempt)
+            expected = _written(write, attempt)
             checkpoint = attempt.publish(
                 expected=expected, layout=layout, metadata=describe(state, destination.metadata)
             )
     return published(checkpoint, destination)
+
+
+def _written(
+    write: Callable[[Attempt], Collection[str] | None], attempt: Attempt
+) -> Collection[str] | None:
+    """What `write` returns; whatever it fails with is the end of this attempt, and of nothing else."""
+    try:
+        return write(attempt)
+    except (LiloError, VolumeError, OSError, PeerFailed):
+        raise
+    except Exception as error:
+        raise CommandFailed(
+            f"checkpoint {attempt.label!r} could not be written: {type(error).__name__}: {error}; nothing was published"
+        ) from error
 
 
 def published(checkpoint: Checkpoint, destination: Destination) -> Published:
