@@ -58,9 +58,11 @@ def of_trainer(definition: Definition, root: Path) -> dict[str, object]:
             | {"mlp" for one in parts if one == "up_proj"}
             | {"unembed" for one in parts if one == "lm_head"}
         ),
-        "limits.max_tokens_per_rank": rank._limits.max_tokens,
-        "limits.logprob_chunk_tokens": rank._limits.chunk_tokens,
+        "limits.max_tokens_per_rank": rank._batches.limits.max_tokens,
+        "limits.logprob_chunk_tokens": rank._batches.limits.chunk_tokens,
         "limits.distributed_timeout_minutes": timeout.total_seconds() / 60,
+        "topology.align_sequences_to_parallel_layout": rank._batches.limits.layout.alignment.mode,
+        "trainer.pack_models": rank._batches.limits.layout.packed,
         "lora.alpha": rank.adapter("m0").spec.alpha,
         "trainer.captures": _waits_in(backend, root),
     }

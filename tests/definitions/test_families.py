@@ -264,7 +264,7 @@ def test_what_raw_miles_cannot_match_is_refused(changes):
 @pytest.mark.parametrize("name", ["tiny", "qwen3_0_6b", "qwen3_8b"])
 def test_adapters_have_the_parameters_that_the_trainer_gives_them(name):
     from lilo_miles_backend.qwen3.shape import ModelShape
-    from lilo_miles_backend.ranks.lora import lora_sites
+    from lilo_miles_backend.ranks.sites import lora_sites
 
     one = Job.of(lilo_definitions.get(name))
     model = one.architecture

@@ -54,7 +54,8 @@ CHANGES = {
         "distributed_timeout_minutes": 4.5,
     },
     "sampler": {"sequences": 6, "max_adapters": 5, "ephemeral_versions": 3},
-    "trainer": {"captures": "volume"},
+    "topology": {"align_sequences_to_parallel_layout": "on"},
+    "trainer": {"captures": "volume", "pack_models": True},
 }
 """Every field that something here honours, at another value than tiny's."""
 
@@ -72,7 +73,9 @@ READ_FROM_PROCESS = (
     "limits.distributed_timeout_minutes",
     "sampler.sequences",
     "sampler.max_adapters",
+    "topology.align_sequences_to_parallel_layout",
     "trainer.captures",
+    "trainer.pack_models",
 )
 
 READ_FROM_RANKS = ("topology.tp", "topology.cp", "topology.dp")
@@ -93,11 +96,7 @@ REFUSED = {
     "topology.gpu": {"topology": {"gpu": "H200"}},
     "topology.gpus_per_node": {"topology": {"gpus_per_node": 1}},
     "topology.rdma": {"topology": {"nodes": 2, "dp": 2, "rdma": True}},
-    "topology.align_sequences_to_parallel_layout": {
-        "topology": {"align_sequences_to_parallel_layout": "on"}
-    },
     "trainer.keep_activations": {"trainer": {"keep_activations": "input"}},
-    "trainer.pack_models": {"trainer": {"pack_models": True}},
     "trainer.deterministic": {
         "topology": {"device": "cuda", "gpus_per_node": 1},
         "trainer": {"deterministic": True},

@@ -50,22 +50,21 @@ def spec(
     )
 
 
-def write_random_model(folder: Path, *, tied: bool) -> Definition:
-    """A random Qwen3 with odd sizes and three query heads per group; its definition.
+def write_random_model(folder: Path, *, tied: bool, **sizes: int) -> Definition:
+    """A random Qwen3 with odd sizes and three query heads per group, or other `sizes`; its definition.
 
     Its numbers are well conditioned at every length, which those of the trained `tiny` are only on sums.
     """
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(3)
+    odd = {"num_attention_heads": 6, "num_key_value_heads": 2, "intermediate_size": 80}
     config = Qwen3Config(
         vocab_size=97,
         hidden_size=48,
-        intermediate_size=80,
         num_hidden_layers=2,
-        num_attention_heads=6,
-        num_key_value_heads=2,
         head_dim=16,
+        **{**odd, **sizes},
         rms_norm_eps=1e-6,
         tie_word_embeddings=tied,
         max_position_embeddings=256,
@@ -176,13 +175,15 @@ class Reference:
     model: torch.nn.Module
 
     @classmethod
-    def of(cls, definition: Definition, state: AdapterState) -> Reference:
+    def of(
+        cls, definition: Definition, state: AdapterState, dtype: torch.dtype = torch.float32
+    ) -> Reference:
         """The base model with the adapter's factors copied in by name."""
         from peft import LoraConfig, get_peft_model
         from transformers import AutoModelForCausalLM
 
         base = AutoModelForCausalLM.from_pretrained(
-            resolve_source(definition.model.source), dtype=torch.float32
+            resolve_source(definition.model.source), dtype=dtype
         )
         modules = sorted({name.rpartition(".")[2] for name in modules_of(state.weights)})
         config = LoraConfig(
@@ -192,7 +193,7 @@ class Reference:
             lora_dropout=0.0,
         )
         with _quiet():
-            model = get_peft_model(base, config)
+            model = get_peft_model(base, config).to(dtype)
         parameters = _factors(model)
         assert parameters.keys() == state.weights.keys()
         with torch.no_grad():
@@ -215,7 +216,7 @@ class Reference:
     def logprobs(self, item_datum: Datum) -> torch.Tensor:
         """[n] or [n, k]: the logprob of each target; differentiable."""
         ids = torch.from_numpy(item_datum.tokens.numpy().astype(np.int64))[None]
-        logits = self.model(input_ids=ids).logits[0].float()
+        logits = self.model(input_ids=ids).logits[0]
         targets = torch.from_numpy(item_datum.loss_inputs["target_tokens"].numpy().copy())
         wide = targets.reshape(targets.shape[0], -1)
         return logits.log_softmax(-1).gather(1, wide).reshape(targets.shape)

@@ -39,19 +39,11 @@ def _refused(definition: Definition) -> list[str]:
         (topology.device == "cpu", "topology.device", topology.device, "cpu"),
         (not topology.rdma, "topology.rdma", topology.rdma, "false"),
         (
-            # A layout of one rank needs no padding, which is what auto and off both come to; on pads to 2.
-            topology.align_sequences_to_parallel_layout != "on",
-            "topology.align_sequences_to_parallel_layout",
-            topology.align_sequences_to_parallel_layout,
-            "auto, off",
-        ),
-        (
             trainer.keep_activations == "all",
             "trainer.keep_activations",
             trainer.keep_activations,
             "all",
         ),
-        (not trainer.pack_models, "trainer.pack_models", trainer.pack_models, "false"),
         (
             # What runs on CPU is deterministic without being asked; kernels of GPUs are not.
             topology.device == "cpu" or not trainer.deterministic,

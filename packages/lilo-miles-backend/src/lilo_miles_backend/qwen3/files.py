@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from lilo_engine.errors import InvalidRequest
 from safetensors import SafetensorError, safe_open
@@ -17,9 +17,21 @@ if TYPE_CHECKING:
     import torch
 
 
+Index: TypeAlias = tuple[slice, slice]
+"""Rows and columns of a matrix."""
+
+
+class ReadTensor(Protocol):
+    """Reads a tensor by its Hugging Face name, as it lies in the files."""
+
+    def __call__(self, name: str, index: Index | None = None) -> torch.Tensor:
+        """The tensor, or only its part at `index`: nothing else of it is read."""
+        ...
+
+
 @contextmanager
-def open_tensors(folder: Path, shape: ModelShape) -> Iterator[Callable[[str], torch.Tensor]]:
-    """A function that reads a tensor by its Hugging Face name, as it lies in the files.
+def open_tensors(folder: Path, shape: ModelShape) -> Iterator[ReadTensor]:
+    """Open a model's files and check the names in them.
 
     Raises:
         InvalidRequest: a file cannot be read, or a tensor is missing, unexpected, or of another shape; the message
@@ -30,13 +42,14 @@ def open_tensors(folder: Path, shape: ModelShape) -> Iterator[Callable[[str], to
         opened = _open(folder, stack)
         _check_names(set(sizes), set(opened), shape, folder)
 
-        def read(name: str) -> torch.Tensor:
-            tensor: torch.Tensor = opened[name].get_tensor(name)
-            if tuple(tensor.shape) != sizes[name]:
+        def read(name: str, index: Index | None = None) -> torch.Tensor:
+            found = opened[name].get_slice(name)
+            if tuple(found.get_shape()) != sizes[name]:
                 raise InvalidRequest(
-                    f"{folder}: {name} has shape {list(tensor.shape)}; "
+                    f"{folder}: {name} has shape {list(found.get_shape())}; "
                     f"config.json makes it {list(sizes[name])}"
                 )
+            tensor: torch.Tensor = opened[name].get_tensor(name) if index is None else found[index]
             return tensor
 
         yield read

@@ -15,20 +15,29 @@ import torch
 from lilo_engine.operations.operation import LoraSpec
 
 from lilo_miles_backend.adapter_state import AdapterState
-from lilo_miles_backend.ranks.lora import Factors, LoraSite
+from lilo_miles_backend.ranks.collectives import ALONE, Axis
+from lilo_miles_backend.ranks.lora import Factors
+from lilo_miles_backend.ranks.sites import LoraSite, factor_shards
 from lilo_miles_backend.shards import FactorShard
 
 
 class Adapter:
     """One resident model's trainable state."""
 
-    def __init__(self, spec: LoraSpec, sites: Sequence[LoraSite], device: torch.device) -> None:
+    def __init__(
+        self,
+        spec: LoraSpec,
+        sites: Sequence[LoraSite],
+        device: torch.device,
+        tp: Axis = ALONE,
+    ) -> None:
         """Fresh weights: A drawn from (seed, module name) alone, B zero.
 
         Args:
             spec: what is trained, with its seed drawn.
             sites: of the groups that the spec trains.
             device: where the buffers live.
+            tp: the ranks that hold the other parts of the factors.
         """
         assert spec.seed is not None, "the driver draws a seed before the ranks see the spec"
         assert sites, "an adapter trains at least one module"
@@ -37,7 +46,7 @@ class Adapter:
         self.num_passes = 0
         """Backward passes in this gradient window; 0: there are no gradients."""
         self.trains_decoder = any(site.path is not None for site in sites)
-        self._shards = factor_shards(sites, spec.lora_rank)
+        self._shards = factor_shards(sites, spec.lora_rank, tp)
         self._sizes = {name: shard.shape for name, shard in self._shards.items()}
         count = sum(math.prod(size) for size in self._sizes.values())
         self.weights = torch.zeros(count, device=device)
@@ -59,6 +68,11 @@ class Adapter:
     def shards(self) -> Mapping[str, FactorShard]:
         """Which part of each factor this rank holds, by name."""
         return self._shards
+
+    @property
+    def num_replicated(self) -> int:
+        """How many of a buffer's first elements are factors that every tensor-parallel rank holds whole."""
+        return sum(math.prod(part.shape) for part in self._shards.values() if part.dim is None)
 
     def drop_gradients(self) -> None:
         """Start a new window."""
@@ -117,7 +131,9 @@ class Adapter:
     def _draw(self, seed: int) -> None:
         for name, weight in self.named(self.weights).items():
             if name.endswith(".lora_A"):
-                weight.copy_(initial_a(seed, name.removesuffix(".lora_A"), tuple(weight.shape)))
+                part = self._shards[name]
+                whole = initial_a(seed, name.removesuffix(".lora_A"), part.full)
+                weight.copy_(whole[part.index])
 
 
 def initial_a(seed: int, module: str, size: tuple[int, ...]) -> torch.Tensor:
@@ -131,17 +147,6 @@ def initial_a(seed: int, module: str, size: tuple[int, ...]) -> torch.Tensor:
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
     bound = 1.0 / math.sqrt(size[-1])
     return torch.empty(size).uniform_(-bound, bound, generator=generator)
-
-
-def factor_shards(sites: Sequence[LoraSite], lora_rank: int) -> dict[str, FactorShard]:
-    """This rank's part of each factor by name, in buffer order: the A's of a site next to each other, then its B's."""
-    shards: dict[str, FactorShard] = {}
-    for site in sites:
-        for module in site.modules:
-            shards[f"{module.name}.lora_A"] = FactorShard(full=(lora_rank, module.in_features))
-        for module in site.modules:
-            shards[f"{module.name}.lora_B"] = FactorShard(full=(module.out_features, lora_rank))
-    return shards
 
 
 def _stacked(named: Mapping[str, torch.Tensor], names: Sequence[str]) -> torch.Tensor:

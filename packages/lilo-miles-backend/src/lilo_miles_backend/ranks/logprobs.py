@@ -4,7 +4,12 @@ Logits exist for one chunk of tokens at a time, in float32; the forward keeps on
 computes them again. The adapter of the head acts here, and its gradients go straight into its buffers, as those of the
 other sites do (`lora.py`).
 
-Shapes: N tokens, H hidden size, V vocabulary, k targets per position, C tokens of a chunk, r lora_rank.
+Tensor-parallel ranks hold parts of the vocabulary. They exchange two floats a token and target: each rank's
+log-sum-exp and the target's logit, which one of them has. The gradient of the hidden states is partial on each rank;
+whoever passes them in has it summed (`collectives.copied`).
+
+Shapes: N tokens, H hidden size, V vocabulary (this rank's part), k targets per position, C tokens of a chunk,
+r lora_rank.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from typing import cast
 import torch
 
 from lilo_miles_backend.ranks.autograd import AutogradContext, AutogradGrads
+from lilo_miles_backend.ranks.collectives import ALONE, Axis, stacked
 from lilo_miles_backend.ranks.lora import Factors
 
 
@@ -25,6 +31,10 @@ class Head:
     weight_VH: torch.Tensor
     factors: Factors | None
     chunk_tokens: int
+    first_entry: int = 0
+    """Token id of this rank's first vocabulary entry."""
+    tp: Axis = ALONE
+    """The ranks that hold the other entries."""
 
 
 def target_logprobs(hidden_NH: torch.Tensor, targets_Nk: torch.Tensor, head: Head) -> torch.Tensor:
@@ -39,26 +49,48 @@ class _TargetLogprobs(torch.autograd.Function):
     ) -> torch.Tensor:
         logprobs = hidden.new_empty(targets.shape, dtype=torch.float32)
         lse = hidden.new_empty(hidden.shape[0], 1, dtype=torch.float32)
+        places, absent = _places(targets, head)
         for rows in _chunks(hidden.shape[0], head.chunk_tokens):
             logits, _ = _logits(hidden[rows], head)
             torch.logsumexp(logits, 1, keepdim=True, out=lse[rows])
-            logprobs[rows] = logits.gather(1, targets[rows]) - lse[rows]
-        ctx.save_for_backward(hidden, targets, lse)
+            logprobs[rows] = logits.gather(1, places[rows])
+        if absent is not None:
+            lse, logprobs = _over_vocabulary(lse, logprobs.masked_fill_(absent, 0), head.tp)
+        logprobs -= lse
+        ctx.save_for_backward(hidden, places, absent, lse)
         ctx.head = head
         return logprobs
 
     @staticmethod
     def backward(ctx: AutogradContext, *grads: torch.Tensor) -> AutogradGrads:
         (grad,) = grads
-        hidden, targets, lse = ctx.saved_tensors
+        hidden, places, absent, lse = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden)
+        at_targets = grad if absent is None else grad.masked_fill(absent, 0)
         for rows in _chunks(hidden.shape[0], ctx.head.chunk_tokens):
             # d logprob_j / d logit_v = [v is the target] - softmax_v, summed over the k targets.
             logits, h = _logits(hidden[rows], ctx.head)
             grad_logits = logits.sub_(lse[rows]).exp_().mul_(-grad[rows].sum(1, keepdim=True))
-            grad_logits.scatter_add_(1, targets[rows], grad[rows])
+            grad_logits.scatter_add_(1, places[rows], at_targets[rows])
             grad_hidden[rows] = _backward_chunk(grad_logits, hidden[rows], h, ctx.head)
         return grad_hidden, None, None
+
+
+def _places(targets_Nk: torch.Tensor, head: Head) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Each target among this rank's entries, and where it is another rank's; None: all entries are here."""
+    if not head.tp.is_split:
+        return targets_Nk, None
+    places = targets_Nk - head.first_entry
+    absent = (places < 0) | (places >= head.weight_VH.shape[0])
+    return places.masked_fill(absent, 0), absent
+
+
+def _over_vocabulary(
+    lse_N1: torch.Tensor, logits_Nk: torch.Tensor, tp: Axis
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-sum-exp and target logits over all entries, from those of each part; equal bits on every rank."""
+    parts = stacked(torch.cat((lse_N1, logits_Nk), 1), tp)
+    return torch.logsumexp(parts[:, :, :1], 0), parts[:, :, 1:].sum(0)
 
 
 def _chunks(num_tokens: int, chunk_tokens: int) -> list[slice]:

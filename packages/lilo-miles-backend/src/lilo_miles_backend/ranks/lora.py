@@ -1,56 +1,27 @@
-"""LoRA sites: where an adapter acts, and how its factors change a linear's output.
+"""LoRA: how the active adapters' factors change a linear's output, and where their gradients go.
 
-Hu et al., "LoRA" (arXiv:2106.09685): y = W x + (alpha / lora_rank) B A x. There is one A and one B per Hugging Face
-module, so that an exported adapter is exact; where Megatron fuses several modules into one linear, a *site* holds
-their factors together: the A's stacked into one matrix (one product), each B writing into its slice of the output.
+Hu et al., "LoRA" (arXiv:2106.09685): y = W x + (alpha / lora_rank) B A x. What the factors of a site are, and which part
+of them a rank holds, is `sites.py`. Usually one adapter acts on all tokens of a microbatch; where rows of several
+models share one, each acts on its own segment.
 
-Shapes: T tokens, I and O features of the linear, k modules of a site, r lora_rank.
+Shapes: T tokens, I and O features of the linear (this rank's), k modules of a site, r lora_rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
-from lilo_definitions.lora import TargetGroup
 
-from lilo_miles_backend.qwen3.shape import ModelShape
 from lilo_miles_backend.ranks.autograd import AutogradContext, AutogradGrads
-
-Split: TypeAlias = Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
-"""From a linear's output [T, O] to one view per module; elements in the order of the module's own output."""
-
-HEAD_SITE = "output_layer"
-"""Name of the head's site."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoraModule:
-    """One Hugging Face linear."""
-
-    name: str
-    """As `model.layers.0.self_attn.q_proj`."""
-    in_features: int
-    out_features: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoraSite:
-    """One linear of the trainer's model and the modules it computes."""
-
-    name: str
-    group: TargetGroup
-    modules: tuple[LoraModule, ...]
-    path: str | None
-    """Of the Megatron linear; None for the head, which `logprobs.py` computes."""
-    split: Split
+from lilo_miles_backend.ranks.collectives import ALONE, Axis, copied, summed
+from lilo_miles_backend.ranks.sites import Cut, LoraSite, Split
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factors:
-    """One adapter's numbers at one site: float32 views into its flat buffers."""
+    """One adapter's numbers at one site, as far as this rank holds them: float32 views into its flat buffers."""
 
     scale: float
     a: torch.Tensor
@@ -61,30 +32,54 @@ class Factors:
     grad_b: tuple[torch.Tensor, ...]
 
 
-class LoraLinear(torch.nn.Module):
-    """A Megatron linear with the active adapter's contribution; keeps the (output, bias) contract."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """The tokens of a microbatch that one adapter acts on, at one site."""
 
-    def __init__(self, base: torch.nn.Module, site: str, split: Split) -> None:
+    factors: Factors
+    tokens: slice
+
+
+class LoraLinear(torch.nn.Module):
+    """A Megatron linear with the active adapters' contribution; keeps the (output, bias) contract.
+
+    Adapters need no collective of their own: the sums over tensor-parallel ranks that the base linear needs (of its
+    input's gradient when the output is cut, of its output when the input is) are done here, after the adapters have
+    added their part. What is left partial are the gradients of A, or of B; see `reduction.py`.
+    """
+
+    def __init__(self, base: torch.nn.Module, site: LoraSite, tp: Axis) -> None:
         super().__init__()
         self.base = base
-        self.site = site
-        self.factors: Factors | None = None
-        """Of the active adapter; None when it has none here."""
-        self._split = split
+        self.site = site.name
+        self.segments: tuple[Segment, ...] = ()
+        """Of the active adapters that have factors here."""
+        self._split = site.split
+        self._column, self._row = (tp, ALONE) if site.cut == "out" else (ALONE, tp)
+        _leave_sums_to_us(base, site.cut)
 
     def forward(self, x: torch.Tensor, *args: object, **kwargs: object) -> tuple[torch.Tensor, Any]:
-        """The base linear's answer plus the adapter's."""
+        """The base linear's answer plus the adapters'."""
+        x = copied(x, self._column)
         y, bias = self.base(x, *args, **kwargs)
-        if self.factors is not None:
-            y = _AddLora.apply(y, x, self.factors, self._split)
-        return y, bias
+        if self.segments:
+            y = _AddLora.apply(y, x, self.segments, self._split)
+        return summed(y, self._row), bias
 
     def backward_dw(self) -> None:
         """Megatron's hook for delayed weight gradients; the base weight is frozen."""
 
 
+def _leave_sums_to_us(base: Any, cut: Cut) -> None:  # noqa: ANN401 - Megatron's linears are untyped
+    """Switch off the collective of Megatron's linear, by the flags that its expert layers use for the same end."""
+    if cut == "out":
+        base.allreduce_dgrad, base.disable_grad_reduce = False, True
+    else:
+        base.explicit_expert_comm = True
+
+
 class _AddLora(torch.autograd.Function):
-    """y += scale * B A x, slice by slice; the backward adds to the adapter's gradient buffers itself.
+    """y += scale * B A x, segment by segment and slice by slice; the backward adds to the gradient buffers itself.
 
     That saves a gradient tensor and an addition per factor and pass, and keeps a pass's cost independent of how many
     adapters are resident.
@@ -92,47 +87,73 @@ class _AddLora(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: AutogradContext, y: torch.Tensor, x: torch.Tensor, factors: Factors, split: Split
+        ctx: AutogradContext,
+        y: torch.Tensor,
+        x: torch.Tensor,
+        segments: tuple[Segment, ...],
+        split: Split,
     ) -> torch.Tensor:
-        x2 = x.reshape(-1, x.shape[-1])
-        h = x2 @ factors.a.to(x.dtype).t()
-        if len(factors.b) == 1:
-            # Out of place: the output of Megatron's row-parallel linear is a view that must not be written to.
-            b = factors.b[0].to(x.dtype)
-            y = y.view(-1, y.shape[-1]).addmm(h, b.t(), alpha=factors.scale).view(y.shape)
-        else:
-            for part, h_i, b in zip(
-                _slices(y, split), _columns(h, factors), factors.b, strict=True
-            ):
-                _add_product(part, h_i, b.to(x.dtype).t(), factors.scale)
-            ctx.mark_dirty(y)
-        ctx.save_for_backward(x2, h)
-        ctx.factors, ctx.split, ctx.x_shape = factors, split, x.shape
+        x2, y2 = x.reshape(-1, x.shape[-1]), y.view(-1, y.shape[-1])
+        products = [
+            _add(y2[segment.tokens], x2[segment.tokens], segment.factors, split)
+            for segment in segments
+        ]
+        ctx.mark_dirty(y)
+        ctx.save_for_backward(x2, *products)
+        ctx.segments, ctx.split, ctx.x_shape = segments, split, x.shape
         return y
 
     @staticmethod
     def backward(ctx: AutogradContext, *grads: torch.Tensor) -> AutogradGrads:
         (grad,) = grads
-        x2, h = ctx.saved_tensors
-        factors: Factors = ctx.factors
-        grad_h = torch.empty_like(h)
-        columns = zip(_columns(h, factors), _columns(grad_h, factors), strict=True)
-        for part, (h_i, grad_h_i), b, grad_b in zip(
-            _slices(grad, ctx.split), columns, factors.b, factors.grad_b, strict=True
-        ):
-            flat = part.reshape(h.shape[0], -1)
-            torch.mm(flat, b.to(flat.dtype), out=grad_h_i)
-            _accumulate(grad_b, flat.t(), h_i, factors.scale)
-        grad_h *= factors.scale
-        _accumulate(factors.grad_a, grad_h.t(), x2, 1.0)
-        grad_x = (
-            (grad_h @ factors.a.to(h.dtype)).view(ctx.x_shape) if ctx.needs_input_grad[1] else None
-        )
-        return grad, grad_x, None, None
+        x2, *products = ctx.saved_tensors
+        grad2 = grad.view(-1, grad.shape[-1])
+        parts: list[torch.Tensor] = []
+        for segment, h in zip(ctx.segments, products, strict=True):
+            here, factors = segment.tokens, segment.factors
+            grad_h = _back(grad2[here], x2[here], h, factors, ctx.split)
+            if ctx.needs_input_grad[1]:
+                parts.append(grad_h @ factors.a.to(h.dtype))
+        return grad, _whole_grad(parts, x2, ctx), None, None
 
 
-def _slices(y: torch.Tensor, split: Split) -> tuple[torch.Tensor, ...]:
-    return split(y.view(-1, y.shape[-1]))
+def _whole_grad(
+    parts: list[torch.Tensor], x2: torch.Tensor, ctx: AutogradContext
+) -> torch.Tensor | None:
+    """The segments' gradients of x put together; zero where no adapter acts."""
+    if not ctx.needs_input_grad[1]:
+        return None
+    if len(parts) == 1 and parts[0].shape == x2.shape:
+        return parts[0].view(ctx.x_shape)
+    whole = torch.zeros_like(x2)
+    for segment, part in zip(ctx.segments, parts, strict=True):
+        whole[segment.tokens] = part
+    return whole.view(ctx.x_shape)
+
+
+def _add(y: torch.Tensor, x: torch.Tensor, factors: Factors, split: Split) -> torch.Tensor:
+    """Add to y [T, O] in place; A's products [T, k * r]."""
+    h = x @ factors.a.to(x.dtype).t()
+    for part, h_i, b in zip(split(y), _columns(h, factors), factors.b, strict=True):
+        _add_product(part, h_i, b.to(x.dtype).t(), factors.scale)
+    return h
+
+
+def _back(
+    grad: torch.Tensor, x: torch.Tensor, h: torch.Tensor, factors: Factors, split: Split
+) -> torch.Tensor:
+    """Add to the factors' gradients; the gradient of A's products, scaled."""
+    grad_h = torch.empty_like(h)
+    columns = zip(_columns(h, factors), _columns(grad_h, factors), strict=True)
+    for part, (h_i, grad_h_i), b, grad_b in zip(
+        split(grad), columns, factors.b, factors.grad_b, strict=True
+    ):
+        flat = part.reshape(h.shape[0], -1)
+        torch.mm(flat, b.to(flat.dtype), out=grad_h_i)
+        _accumulate(grad_b, flat.t(), h_i, factors.scale)
+    grad_h *= factors.scale
+    _accumulate(factors.grad_a, grad_h.t(), x, 1.0)
+    return grad_h
 
 
 def _columns(h: torch.Tensor, factors: Factors) -> tuple[torch.Tensor, ...]:
@@ -156,69 +177,3 @@ def _accumulate(
         buffer.addmm_(left, right, alpha=scale)
     else:
         buffer.add_((left @ right).to(buffer.dtype), alpha=scale)
-
-
-def lora_sites(shape: ModelShape) -> tuple[LoraSite, ...]:
-    """Every site of the model, in the order of the layers, the head last."""
-    wide = shape.num_attention_heads * shape.head_dim
-    narrow = shape.num_key_value_heads * shape.head_dim
-    hidden, inner = shape.hidden_size, shape.intermediate_size
-    qkv = {"q_proj": (hidden, wide), "k_proj": (hidden, narrow), "v_proj": (hidden, narrow)}
-    gated = {"gate_proj": (hidden, inner), "up_proj": (hidden, inner)}
-    by_group = _by_group(shape)
-    sites: list[LoraSite] = []
-    for layer in range(shape.num_hidden_layers):
-        ours, hf = f"decoder.layers.{layer}", f"model.layers.{layer}"
-        attn, mlp = f"{ours}.self_attention", f"{ours}.mlp"
-        sites += [
-            _site("attn", f"{attn}.linear_qkv", by_group, f"{hf}.self_attn.", qkv),
-            _site(
-                "attn",
-                f"{attn}.linear_proj",
-                _whole,
-                f"{hf}.self_attn.",
-                {"o_proj": (wide, hidden)},
-            ),
-            _site("mlp", f"{mlp}.linear_fc1", _halves, f"{hf}.mlp.", gated),
-            _site("mlp", f"{mlp}.linear_fc2", _whole, f"{hf}.mlp.", {"down_proj": (inner, hidden)}),
-        ]
-    sites.append(_site("unembed", None, _whole, "", {"lm_head": (hidden, shape.vocab_size)}))
-    return tuple(sites)
-
-
-def _site(
-    group: TargetGroup,
-    path: str | None,
-    split: Split,
-    prefix: str,
-    modules: dict[str, tuple[int, int]],
-) -> LoraSite:
-    """A site from its modules' (in, out) sizes by Hugging Face name."""
-    return LoraSite(
-        name=path or HEAD_SITE,
-        group=group,
-        path=path,
-        split=split,
-        modules=tuple(
-            LoraModule(name=prefix + name, in_features=wide, out_features=out)
-            for name, (wide, out) in modules.items()
-        ),
-    )
-
-
-def _whole(y: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return (y,)
-
-
-def _halves(y: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return y.chunk(2, 1)
-
-
-def _by_group(shape: ModelShape) -> Split:
-    """Megatron groups query, key and value heads by key/value head: [T, G, Q + 2, D]."""
-    groups, queries, size = shape.num_key_value_heads, shape.queries_per_group, shape.head_dim
-
-    def split(y: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return y.view(-1, groups, queries + 2, size).split((queries, 1, 1), 2)
-
-    return split

@@ -8,7 +8,7 @@ Shapes: B rows, S tokens of a row, H hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,10 +19,12 @@ from lilo_engine.errors import InvalidRequest
 
 from lilo_miles_backend.qwen3.shape import ModelShape
 from lilo_miles_backend.ranks.adapter import Adapter
-from lilo_miles_backend.ranks.attention import CausalAttention, Rotary
+from lilo_miles_backend.ranks.attention import CausalAttention, PackedRows, Rotary, Running
+from lilo_miles_backend.ranks.collectives import Axis
 from lilo_miles_backend.ranks.device import Device
 from lilo_miles_backend.ranks.elementwise import RMSNorm, SwiGLU
-from lilo_miles_backend.ranks.lora import LoraLinear, LoraSite, lora_sites
+from lilo_miles_backend.ranks.logprobs import Head
+from lilo_miles_backend.ranks.lora import LoraLinear, Segment
 from lilo_miles_backend.ranks.megatron import (
     GPTModel,
     TransformerBlockSubmodules,
@@ -31,7 +33,9 @@ from lilo_miles_backend.ranks.megatron import (
     get_gpt_layer_local_spec,
 )
 from lilo_miles_backend.ranks.parallel import Parallel
-from lilo_miles_backend.ranks.weights import load_weights
+from lilo_miles_backend.ranks.sites import HEAD_SITE, LoraSite, lora_sites
+from lilo_miles_backend.ranks.stream import Stream
+from lilo_miles_backend.ranks.weights import load_weights, vocabulary_rows
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -50,32 +54,60 @@ class BaseModel:
         self.shape = ModelShape.read(folder)
         _check_fits(definition, self.shape, folder)
         self.device = device
-        self._gpt = _build(self.shape, definition, device, parallel)
-        load_weights(self._gpt, self.shape, folder)
+        self.parallel = parallel
+        self._running = Running()
+        self._gpt = _build(self.shape, definition, device, parallel, self._running)
+        load_weights(self._gpt, self.shape, folder, parallel.tp)
         for parameter in self._gpt.parameters():
             parameter.requires_grad_(False)
-        self.sites: tuple[LoraSite, ...] = lora_sites(self.shape)
-        self._linears = _wrap_linears(self._gpt, self.sites)
+        self._entries = vocabulary_rows(self.shape, parallel.tp)
+        self.sites: tuple[LoraSite, ...] = lora_sites(self.shape, parallel.tp.size)
+        self._linears = _wrap_linears(self._gpt, self.sites, parallel.tp)
 
     @property
     def head_weight(self) -> torch.Tensor:
-        """[vocabulary, H]: the output layer's weight, or the embedding's when they are tied."""
+        """[entries of this rank, H]: the output layer's weight, or the embedding's when they are tied."""
         tied = self.shape.tie_word_embeddings
         holder = self._gpt.embedding.word_embeddings if tied else self._gpt.output_layer
-        return cast(torch.Tensor, holder.weight)
+        weight = cast(torch.Tensor, holder.weight)
+        return weight[: self._entries.stop - self._entries.start]
 
-    def activate(self, adapter: Adapter | None) -> None:
-        """Let this adapter act in the passes that follow; None: the base model alone."""
-        for linear in self._linears:
-            linear.factors = None if adapter is None else adapter.factors.get(linear.site)
+    def head(self, adapter: Adapter, chunk_tokens: int) -> Head:
+        """The output layer as this rank holds it, with an adapter's factors for it."""
+        return Head(
+            weight_VH=self.head_weight,
+            factors=adapter.factors.get(HEAD_SITE),
+            chunk_tokens=chunk_tokens,
+            first_entry=self._entries.start,
+            tp=self.parallel.tp,
+        )
 
-    def hidden(self, tokens_BS: torch.Tensor, *, with_grad: bool) -> torch.Tensor:
-        """Final hidden states [S, B, H] of right-padded rows, normalized, before the head.
+    def activate(self, *adapters: tuple[Adapter, slice]) -> None:
+        """Let these adapters act in the passes that follow, each on its own tokens; none: the base model alone.
 
         Args:
-            tokens_BS: token ids, int64.
+            adapters: with the tokens of the microbatch, flattened in the model's order, that each acts on.
+        """
+        for linear in self._linears:
+            linear.segments = tuple(
+                Segment(factors=adapter.factors[linear.site], tokens=tokens)
+                for adapter, tokens in adapters
+                if linear.site in adapter.factors
+            )
+
+    def hidden(
+        self, tokens_BS: torch.Tensor, stream: Stream | None = None, *, with_grad: bool
+    ) -> torch.Tensor:
+        """Final hidden states [S, B, H], normalized, before the head.
+
+        Args:
+            tokens_BS: token ids, int64: right-padded rows, or [1, T] of a stream.
+            stream: how packed rows lie in this rank's tokens; None: each row is a row.
             with_grad: the graph reaches down to the first layer, so that all adapters get gradients.
         """
+        self._running.packed = (
+            None if stream is None else PackedRows.of(stream, self.device.torch_device)
+        )
         with torch.set_grad_enabled(with_grad):
             embedded_SBH = self._gpt.embedding(input_ids=tokens_BS, position_ids=None)
             if with_grad:
@@ -101,12 +133,27 @@ def _check_fits(definition: Definition, shape: ModelShape, folder: Path) -> None
         for name, tokens in (("model.context", model.context), ("context", definition.context))
         if tokens > positions
     ]
+    tp = definition.topology.tp
+    wrong += [
+        f"topology.tp {tp} does not divide {name} {count}"
+        for name, count in (
+            ("num_key_value_heads", shape.num_key_value_heads),
+            ("intermediate_size", shape.intermediate_size),
+        )
+        if count % tp
+    ]
+    if -(-shape.vocab_size // tp) * (tp - 1) >= shape.vocab_size:
+        wrong.append(f"topology.tp {tp} leaves a rank without any of {shape.vocab_size} tokens")
     if wrong:
         raise InvalidRequest(f"definition {definition.name!r} does not fit: {'; '.join(wrong)}")
 
 
 def _build(
-    shape: ModelShape, definition: Definition, device: Device, parallel: Parallel
+    shape: ModelShape,
+    definition: Definition,
+    device: Device,
+    parallel: Parallel,
+    running: Running,
 ) -> GPTModel:
     rotary = Rotary(
         head_dim=shape.head_dim,
@@ -115,12 +162,17 @@ def _build(
         device=device.torch_device,
     )
     config = _config(shape, parallel, _DTYPES[definition.dtype])
+
+    def attention(**given: Any) -> CausalAttention:  # noqa: ANN401 - Megatron's own keywords
+        return CausalAttention(rotary=rotary, running=running, cp=parallel.cp, **given)
+
     with building():
         model = GPTModel(
             config,
             # Upstream annotates ModuleSpec and takes both.
-            _block_spec(shape.num_hidden_layers, rotary),  # pyright: ignore[reportArgumentType]
-            vocab_size=shape.vocab_size,
+            _block_spec(shape.num_hidden_layers, attention),  # pyright: ignore[reportArgumentType]
+            # Megatron cuts it evenly; entries that only pad it are never looked up, and the head leaves them out.
+            vocab_size=-(-shape.vocab_size // parallel.tp.size) * parallel.tp.size,
             max_sequence_length=definition.context,
             parallel_output=True,
             share_embeddings_and_output_weights=shape.tie_word_embeddings,
@@ -164,7 +216,9 @@ def _config(shape: ModelShape, parallel: Parallel, dtype: torch.dtype) -> Transf
     )
 
 
-def _block_spec(num_layers: int, rotary: Rotary) -> TransformerBlockSubmodules:
+def _block_spec(
+    num_layers: int, core_attention: Callable[..., CausalAttention]
+) -> TransformerBlockSubmodules:
     layer = get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm")
     parts = cast(Any, layer.submodules)
     parts.input_layernorm = parts.pre_mlp_layernorm = RMSNorm
@@ -172,10 +226,6 @@ def _block_spec(num_layers: int, rotary: Rotary) -> TransformerBlockSubmodules:
     parts.mlp.submodules.activation_func = SwiGLU
     attention = parts.self_attention.submodules
     attention.q_layernorm = attention.k_layernorm = RMSNorm
-
-    def core_attention(**given: Any) -> CausalAttention:  # noqa: ANN401 - Megatron's own keywords
-        return CausalAttention(rotary=rotary, **given)
-
     attention.core_attention = core_attention
     return TransformerBlockSubmodules(
         layer_specs=[layer] * num_layers,
@@ -183,14 +233,14 @@ def _block_spec(num_layers: int, rotary: Rotary) -> TransformerBlockSubmodules:
     )
 
 
-def _wrap_linears(gpt: GPTModel, sites: Sequence[LoraSite]) -> list[LoraLinear]:
+def _wrap_linears(gpt: GPTModel, sites: Sequence[LoraSite], tp: Axis) -> list[LoraLinear]:
     linears: list[LoraLinear] = []
     for site in sites:
         if site.path is None:
             continue
         parent = gpt.get_submodule(site.path.rpartition(".")[0])
         name = site.path.rpartition(".")[2]
-        linear = LoraLinear(getattr(parent, name), site.name, site.split)
+        linear = LoraLinear(getattr(parent, name), site, tp)
         setattr(parent, name, linear)
         linears.append(linear)
     return linears

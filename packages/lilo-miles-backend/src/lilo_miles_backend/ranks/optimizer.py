@@ -12,21 +12,25 @@ import torch
 from lilo_engine.operations.operation import AdamParams
 
 from lilo_miles_backend.ranks.adapter import Adapter
+from lilo_miles_backend.ranks.parallel import Parallel
+from lilo_miles_backend.ranks.reduction import gradient_norm, sum_gradients
 
 
-def adamw_step(adapter: Adapter, params: AdamParams) -> dict[str, float]:
-    """One step with the adapter's gradients; clears them.
+def adamw_step(
+    adapter: Adapter, params: AdamParams, parallel: Parallel | None = None
+) -> dict[str, float]:
+    """One step with the adapter's gradients, summed over all ranks; clears them.
 
     Loshchilov and Hutter, arXiv:1711.05101, algorithm 2 with bias correction (Kingma and Ba, arXiv:1412.6980):
     w -= lr (weight_decay w + m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps)). The gradient is scaled down first if
-    its norm over all of the adapter's factors exceeds `grad_clip_norm` (0: never).
+    its norm over all of the adapter's factors, on all ranks, exceeds `grad_clip_norm` (0: never).
 
     Returns:
         `step` (steps done), `learning_rate`, `skipped`, and `grad_norm` before clipping. A gradient that is not finite
         skips the step: weights, moments and step count stay, `skipped` is 1.0, `grad_norm` is left out.
     """
-    # float64 accumulation: the norm must neither overflow nor depend on the order of summation visibly.
-    norm = float(torch.linalg.vector_norm(adapter.gradients, dtype=torch.float64))
+    sum_gradients(adapter, parallel)
+    norm = gradient_norm(adapter, parallel)
     metrics = {"learning_rate": params.learning_rate, "skipped": 0.0}
     if math.isfinite(norm):
         metrics["grad_norm"] = norm

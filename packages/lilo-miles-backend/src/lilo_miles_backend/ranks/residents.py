@@ -13,8 +13,9 @@ from lilo_engine.operations.lora_rules import groups_of, honoured
 from lilo_engine.operations.operation import LoraSpec, ModelId
 
 from lilo_miles_backend.adapter_state import AdapterState
-from lilo_miles_backend.ranks.adapter import Adapter, factor_shards
-from lilo_miles_backend.ranks.lora import LoraSite
+from lilo_miles_backend.ranks.adapter import Adapter
+from lilo_miles_backend.ranks.collectives import ALONE, Axis
+from lilo_miles_backend.ranks.sites import LoraSite, factor_shards
 from lilo_miles_backend.shards import FactorShard
 
 _log = logging.getLogger(__name__)
@@ -30,11 +31,16 @@ class Residents:
     """All adapters of one rank."""
 
     def __init__(
-        self, definition: Definition, sites: Sequence[LoraSite], device: torch.device
+        self,
+        definition: Definition,
+        sites: Sequence[LoraSite],
+        device: torch.device,
+        tp: Axis = ALONE,
     ) -> None:
         self._definition = definition
         self._sites = sites
         self._device = device
+        self._tp = tp
         self._held: dict[ModelId, _Resident] = {}
 
     def create(self, model_id: ModelId, asked: LoraSpec, drawn_seed: int) -> None:
@@ -60,12 +66,12 @@ class Residents:
             raise Saturated(
                 f"all {self._definition.lora.slots} adapter slots are taken; unload a model or wait until one is idle"
             )
-        adapter = Adapter(spec, self._sites_of(spec), self._device)
+        adapter = Adapter(spec, self._sites_of(spec), self._device, self._tp)
         self._held[model_id] = _Resident(asked=asked, adapter=adapter)
 
     def shards_of(self, spec: LoraSpec) -> Mapping[str, FactorShard]:
         """Which factors an adapter of this shape has, and which part of each this rank holds; any thread may ask."""
-        return factor_shards(self._sites_of(spec), spec.lora_rank)
+        return factor_shards(self._sites_of(spec), spec.lora_rank, self._tp)
 
     def _sites_of(self, spec: LoraSpec) -> list[LoraSite]:
         return [site for site in self._sites if site.group in groups_of(spec)]

@@ -1,0 +1,113 @@
+"""Stream: rows packed one after another, and which part of each a context-parallel rank has. Pure: numpy only.
+
+    row a (padded to a multiple of 2 x cp)   row b
+    a0 a1 a2 a3 | b0 b1 b2 b3                chunks, for cp = 2
+    rank 0: a0 a3 b0 b3     rank 1: a1 a2 b1 b2
+
+Zigzag: rank r has chunks r and 2 cp - 1 - r of every row, so that causal attention costs all ranks the same. Without
+context parallelism the one rank has whole rows. Attention never crosses a row's bounds: `Piece` says which keys the
+queries of one chunk see.
+
+Shapes: T tokens of this rank, all ranks' together T * cp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lilo_miles_backend.ranks.rows import Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """One chunk of a row: its queries and the keys that they may see. The last query sees the last key."""
+
+    queries: slice
+    """Of this rank's T tokens, real ones only."""
+    keys: slice
+    """Of all T * cp tokens in stream order: the row from its start to the chunk's last real token."""
+    padding: int
+    """Tokens of this rank after `queries` that are padding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """Packed rows as one rank sees them."""
+
+    places: Array
+    """int64 [T]: where in the stream each of this rank's tokens lies."""
+    positions: Array
+    """int64 [T]: place of each token in its row; a padded token has its row's last, which no one reads."""
+    is_real: Array
+    """bool [T]."""
+    pieces: tuple[Piece, ...]
+    """In the order of this rank's tokens, which they cover."""
+    gathered: Array
+    """int64 [T * cp]: for each token of the stream, where it lies in the ranks' tokens one rank after another."""
+
+
+def pack(lengths: Sequence[int], padded: Sequence[int], cp_rank: int, cp_size: int) -> Stream:
+    """Lay rows one after another.
+
+    Args:
+        lengths: real tokens of each row.
+        padded: with padding; each a multiple of 2 * cp_size where that is above 2.
+        cp_rank: which part to describe.
+        cp_size: number of parts.
+    """
+    starts = np.concatenate(([0], np.cumsum(padded)[:-1])).astype(np.int64)
+    parts = [_places(starts, padded, rank, cp_size) for rank in range(cp_size)]
+    places = parts[cp_rank]
+    ends = starts + np.asarray(lengths)
+    row = np.searchsorted(starts, places, side="right") - 1
+    gathered = np.empty(sum(padded), dtype=np.int64)
+    gathered[np.concatenate(parts)] = np.arange(gathered.size)
+    return Stream(
+        places=places,
+        positions=np.minimum(places, ends[row] - 1) - starts[row],
+        is_real=places < ends[row],
+        pieces=tuple(_pieces(starts, ends, padded, cp_rank, cp_size)),
+        gathered=gathered,
+    )
+
+
+def _chunks(cp_rank: int, cp_size: int) -> tuple[tuple[int, ...], int]:
+    """This rank's chunks of a row, and into how many a row is cut."""
+    return ((0,), 1) if cp_size == 1 else ((cp_rank, 2 * cp_size - 1 - cp_rank), 2 * cp_size)
+
+
+def _places(starts: Array, padded: Sequence[int], cp_rank: int, cp_size: int) -> Array:
+    chunks, count = _chunks(cp_rank, cp_size)
+    assert all(length % count == 0 for length in padded), (padded, count)
+    return np.concatenate(
+        [
+            start + chunk * (length // count) + np.arange(length // count)
+            for start, length in zip(starts, padded, strict=True)
+            for chunk in chunks
+        ]
+    )
+
+
+def _pieces(
+    starts: Array, ends: Array, padded: Sequence[int], cp_rank: int, cp_size: int
+) -> list[Piece]:
+    chunks, count = _chunks(cp_rank, cp_size)
+    pieces: list[Piece] = []
+    here = 0
+    for start, end, length in zip(starts.tolist(), ends.tolist(), padded, strict=True):
+        size = length // count
+        for chunk in chunks:
+            first = start + chunk * size
+            real = min(max(end - first, 0), size)
+            pieces.append(
+                Piece(
+                    queries=slice(here, here + real),
+                    keys=slice(start, first + real),
+                    padding=size - real,
+                )
+            )
+            here += size
+    return pieces
