@@ -328,3 +328,30 @@ def test_a_stop_token_that_cannot_be_drawn_is_refused(served, token):
     assert str(token) in refused.json()["detail"]
     body["sampling_params"] = {"max_tokens": 4, "stop": [259]}
     assert served.post("asample", body).status_code == 200, "the number was not used up"
+
+
+@pytest.mark.parametrize("ids_first", [True, False])
+@pytest.mark.parametrize("stated", [True, False], ids=["with a length", "in chunks"])
+def test_a_json_body_that_is_too_large_uses_up_its_number_wherever_that_stands(
+    fussy, ids_first, stated
+):
+    model_id = fussy.model()
+    inputs = {"target_tokens": {"data": [1] * 50, "dtype": "int64"}}
+    chunk = {"type": "encoded_text", "tokens": [1] * 50}
+    datum = {"model_input": {"chunks": [chunk]}, "loss_fn_inputs": inputs}
+    data = {"forward_backward_input": {"data": [datum] * 5000, "loss_fn": "cross_entropy"}}
+    ids = {"model_id": model_id, "seq_id": 1}
+    content = json.dumps({**ids, **data} if ids_first else {**data, **ids}).encode()
+    assert len(content) > 1 << 20
+    pieces = [content[at : at + 50_000] for at in range(0, len(content), 50_000)]
+    sent = fussy.post(
+        "forward_backward",
+        content=content if stated else iter(pieces),
+        headers={"Content-Type": "application/json"},
+    )
+    assert sent.status_code == 413
+    taken = fussy.finished(send_binary(fussy, binary(model_id, 2, [1, 2, 3])))
+    assert taken.headers["content-type"] == "application/x-protobuf"
+    stepped = {"model_id": model_id, "seq_id": 3, "adam_params": {}}
+    spoilt = fussy.finished(fussy.post("optim_step", stepped)).json()
+    assert "number 1" in spoilt["error"], "a step uses no half of a batch"

@@ -12,6 +12,7 @@ import anyio
 from lilo_definitions import Definition
 
 from lilo_engine.errors import LiloError, Saturated
+from lilo_engine.history.history import History, HistorySettings
 from lilo_engine.operations.fingerprint import Fingerprint
 from lilo_engine.operations.ledger import Entry, Ledger, payload_bytes
 from lilo_engine.operations.operation import (
@@ -28,7 +29,7 @@ from lilo_engine.schedule.coalesce import Budget
 from lilo_engine.schedule.lanes import Lanes
 from lilo_engine.schedule.plan import Plan
 from lilo_engine.schedule.scheduler import Scheduler
-from lilo_engine.slots import Slots, SlotStep, Suspend
+from lilo_engine.slots import Cover, Slots, SlotStep, Suspend
 from lilo_engine.waiting import Waiters
 
 MAX_IN_LINE = 1024
@@ -43,6 +44,7 @@ class Work:
         definition: Definition,
         *,
         suspend_idle_s: float,
+        history: HistorySettings | None = None,
         clock: Callable[[], float] = anyio.current_time,
     ) -> None:
         """Nothing has been asked for.
@@ -50,10 +52,12 @@ class Work:
         Args:
             definition: its limits are kept.
             suspend_idle_s: how long nothing was asked of a model before one that waits may have its slot.
+            history: how much is kept of what was done; None = the defaults.
             clock: seconds, from any origin.
         """
         self.roster = Roster()
         self.waiters = Waiters()
+        self.history = History.empty(history or HistorySettings())
         self.scheduler = Scheduler(
             budget=Budget(
                 max_tokens=definition.limits.max_batch_tokens,
@@ -108,6 +112,7 @@ class Work:
         """
         self._check_owners_room(model, operation)
         entry = model.ledger.submit(operation, fingerprint, refusal)
+        self.history.payloads.park(entry)
         model.active_s = self._clock()
         self._settle_refused(model)
         self.slots.want_back(model)
@@ -132,6 +137,9 @@ class Work:
         """
         self._news = anyio.Event()
         self._running.clear()
+        cover = self._cover()
+        if cover is not None:
+            return cover
         turns = (self._slot_step, self._plan)
         for choose in reversed(turns) if self._slots_were_last else turns:
             step = choose()
@@ -142,6 +150,8 @@ class Work:
 
     def ready(self, model: Model) -> None:
         """The model has its slot: its operations may run."""
+        if model.phase == "creating":
+            self.history.opened(model.request)
         model.move("ready")
         model.active_s = self._clock()
         model.creation_tries = 0
@@ -166,11 +176,13 @@ class Work:
 
     def complete(self, model: Model, entry: Entry, result: Result) -> None:
         """An operation finished."""
+        self.history.payloads.end(entry)
         model.ledger.complete(entry, result)
         self.waiters.wake(entry.request_id)
 
     def fail(self, model: Model, entry: Entry, error: LiloError) -> None:
         """An operation failed."""
+        self.history.payloads.end(entry)
         model.ledger.fail(entry, error)
         self.waiters.wake(entry.request_id)
 
@@ -180,7 +192,9 @@ class Work:
         Its slot, if it has one, is freed when what runs on it has ended.
         """
         for entry in model.ledger.abandon(error):
+            self.history.payloads.end(entry)
             self.waiters.wake(entry.request_id)
+        self.history.forget(model.model_id)
         self.scheduler.remove(model.model_id)
         self.roster.end(model, reason)
         self.slots.give_up(model)
@@ -198,6 +212,7 @@ class Work:
     def lose_trainer(self) -> list[Model]:
         """Forget the lanes and the slots of a lost trainer; the models whose state is gone with it."""
         self.scheduler.lanes.clear()
+        self.history.lose_trainer()
         return self.slots.lose_trainer()
 
     def fail_unfinished(self, model: Model, error: LiloError) -> None:
@@ -218,6 +233,12 @@ class Work:
         if isinstance(step, Suspend):
             self.scheduler.remove(step.model.model_id)
         return step
+
+    def _cover(self) -> Cover | None:
+        """A snapshot of the engine's own, when too much is in none."""
+        model_id = self.history.heaviest()
+        model = None if model_id is None else self.roster.get(model_id)
+        return None if model is None else self.slots.cover(model)
 
     def _plan(self) -> Plan | None:
         plan = self.scheduler.next_plan()

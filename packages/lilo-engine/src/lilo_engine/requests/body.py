@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
@@ -63,13 +64,16 @@ class Body:
     """Else JSON."""
 
 
-async def read_body(request: Request, limits: BodyLimits, head: bytearray | None = None) -> Body:
+async def read_body(
+    request: Request, limits: BodyLimits, dropped: Callable[[bytes], None] | None = None
+) -> Body:
     """Read and decompress a body.
 
     Args:
         request: Its body must not have been read.
         limits: Largest sizes that are accepted.
-        head: Gets the first bytes as they came, also when the rest is refused.
+        dropped: Gets the pieces, as they came and in order, of a body that is too large to keep; of one that is only
+            too large when it is unpacked, the first bytes.
 
     Raises:
         TooLarge, UnsupportedMedia, InvalidRequest: see `compression.py`; also for the media type.
@@ -81,14 +85,19 @@ async def read_body(request: Request, limits: BodyLimits, head: bytearray | None
         raise UnsupportedMedia(
             f"content type {media!r} is not spoken here; send application/json or {PROTOBUF}"
         )
-    raw = await _read(request, limits, head)
+    raw = await _read(request, limits, dropped)
     encoding = request.headers.get("content-encoding", "")
     data = raw
     if encoding:
         # Always in a thread: a few bytes may unpack to many.
-        data = await anyio.to_thread.run_sync(
-            lambda: decompress(raw, encoding, limit_bytes=limits.decompressed_bytes)
-        )
+        try:
+            data = await anyio.to_thread.run_sync(
+                lambda: decompress(raw, encoding, limit_bytes=limits.decompressed_bytes)
+            )
+        except TooLarge:
+            if dropped is not None:
+                dropped(raw[:HEAD_BYTES])
+            raise
     return Body(data=data, protobuf=media == PROTOBUF)
 
 
@@ -165,22 +174,26 @@ def _fault(item: ErrorDetails) -> str:
     return f"{field or 'body'}{held}: {item['msg']}"
 
 
-async def _read(request: Request, limits: BodyLimits, head: bytearray | None) -> bytes:
+async def _read(
+    request: Request, limits: BodyLimits, dropped: Callable[[bytes], None] | None
+) -> bytes:
     """All of the body; what is over the limit is read and dropped, so that the client gets to read the refusal."""
     limit_bytes = limits.wire_bytes
     stated = request.headers.get("content-length", "")
-    too_large = stated.isdigit() and int(stated) > limit_bytes
+    too_large = stated.isdecimal() and int(stated) > limit_bytes
     pieces: list[bytes] = []
     size = 0
     async for piece in pieces_of(request, limits):
-        if head is not None and len(head) < HEAD_BYTES:
-            head += piece[: HEAD_BYTES - len(head)]
         size += len(piece)
+        pieces.append(piece)
         too_large = too_large or size > limit_bytes
         if too_large:
+            for each in pieces:
+                if dropped is not None:
+                    dropped(each)
+                # Others have their turn: a body without a stated length was kept up to the limit.
+                await anyio.lowlevel.checkpoint()
             pieces.clear()
-        else:
-            pieces.append(piece)
         if size > _PATIENCE * limit_bytes:
             break
     if too_large:

@@ -32,9 +32,10 @@ from lilo_engine.operations.operation import (
     RequestId,
 )
 from lilo_engine.operations.result import FutureState
-from lilo_engine.requests import decode
-from lilo_engine.requests.body import PROTOBUF, Body, BodyLimits, off_loop, read_body
+from lilo_engine.requests import decode, wire_protobuf
+from lilo_engine.requests.body import HEAD_BYTES, PROTOBUF, Body, BodyLimits, off_loop, read_body
 from lilo_engine.requests.compression import start_of
+from lilo_engine.requests.identity_scan import IdentityScan
 from lilo_engine.requests.json_response import json_response
 from lilo_engine.requests.long_polls import LongPolls
 from lilo_engine.sampling.futures import PREFIX as SAMPLE_PREFIX
@@ -202,13 +203,24 @@ async def submit_numbered(
 async def read_numbered(request: Request, verb: str) -> Body:
     """Read a request that may have a number; one that is too large uses it up too."""
     front = front_of(request)
-    head = bytearray()
+    encoding = request.headers.get("content-encoding", "")
+    protobuf = request.headers.get("content-type", "").startswith(PROTOBUF)
+    head, scan = bytearray(), IdentityScan()
+
+    def dropped(piece: bytes) -> None:
+        head.extend(piece[: max(0, HEAD_BYTES - len(head))])
+        if not protobuf and not encoding:
+            scan.feed(piece)
+
     try:
-        return await read_body(request, front.settings.body, head)
+        return await read_body(request, front.settings.body, dropped)
     except TooLarge as error:
-        start = start_of(bytes(head), request.headers.get("content-encoding", ""))
-        protobuf = request.headers.get("content-type", "").startswith(PROTOBUF)
-        await _use_up_number(request, Body(data=start, protobuf=protobuf), verb, error)
+        # The binary form begins with both.
+        start = start_of(bytes(head), encoding)
+        if encoding and not protobuf:
+            scan.feed(start)
+        found = wire_protobuf.identity_of(start) if protobuf else scan.identity
+        await _use_up_number(request, found, verb, error)
         raise
 
 
@@ -226,15 +238,18 @@ async def submit_body(
         if isinstance(operation, LoadState):
             await view.check_source(operation.source)
     except UserError as error:
-        await _use_up_number(request, body, verb, error)
+        found = await off_loop(len(body.data), lambda: decode.identity_of(body))
+        await _use_up_number(request, found, verb, error)
         raise
     request_id = await front_of(request).submit(view, operation)
     return json_response({"request_id": request_id, "model_id": operation.model_id})
 
 
-async def _use_up_number(request: Request, body: Body, verb: str, error: UserError) -> None:
-    identity = await off_loop(len(body.data), lambda: decode.identity_of(body))
-    if identity is None:
+async def _use_up_number(
+    request: Request, identity: tuple[str, int] | None, verb: str, error: UserError
+) -> None:
+    """Have a refused request take the place of its number, where model and number could be read."""
+    if identity is None or not identity[0].isascii():
         return
     model_id, seq_id = identity
     refused = Refused(
