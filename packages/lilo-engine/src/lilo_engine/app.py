@@ -35,8 +35,8 @@ from lilo_engine.control.engine_address import fronts_secret
 from lilo_engine.control.lease import Lease
 from lilo_engine.control.records import Records
 from lilo_engine.control.sweeper import Sweeper, SweepSettings
-from lilo_engine.control.usage import UsageLog, keep_usage
 from lilo_engine.control.upkeep import Upkeep
+from lilo_engine.control.usage import UsageLog, keep_usage
 from lilo_engine.engine import Engine
 from lilo_engine.remote.calls import Hello
 from lilo_engine.remote.client import RemoteEngine, RemoteSampling, RemoteView
@@ -178,7 +178,12 @@ class _EngineSide:
     @classmethod
     def of(cls, parts: Parts) -> _EngineSide:
         control, definition = parts.control, parts.definition
-        engine = Engine(definition=definition, launcher=parts.launcher, journal=control.journal)
+        engine = Engine(
+            definition=definition,
+            launcher=parts.launcher,
+            journal=control.journal,
+            segments=parts.data.segments,
+        )
         manager = SamplingManager(definition=definition, launcher=parts.sampler_launcher)
         sweep = replace(
             parts.settings.sweep, unnamed_versions=definition.sampler.ephemeral_versions

@@ -41,6 +41,11 @@ class DataFolder:
         return self.root / "logs"
 
     @property
+    def segments(self) -> Path:
+        """Data of passes that does not stay in memory; of one process, empty between two."""
+        return self.root / "segments"
+
+    @property
     def lock(self) -> Path:
         """Held by the one server that uses the folder."""
         return self.root / "lock"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import anyio
@@ -25,6 +26,9 @@ from lilo_engine.console.overview import overview
 from lilo_engine.console.recorder import Recorder
 from lilo_engine.engine_client import EngineState, Phase
 from lilo_engine.errors import BackendLost, Gone, InvalidRequest, LiloError, Unavailable
+from lilo_engine.history.files import Files, own_folder
+from lilo_engine.history.history import HistorySettings
+from lilo_engine.history.segments import Segments
 from lilo_engine.journal import Journal
 from lilo_engine.operations.fingerprint import Fingerprint, fingerprint
 from lilo_engine.operations.operation import (
@@ -60,6 +64,8 @@ class Engine:
         journal: Journal,
         max_forward_backward_batch: int | Literal["as defined"] | None = "as defined",
         suspend_idle_s: float = SUSPEND_IDLE_S,
+        history: HistorySettings | None = None,
+        segments: Path | None = None,
     ) -> None:
         """Build it; nothing runs before `run`.
 
@@ -69,6 +75,9 @@ class Engine:
             journal: hears what outlives the engine.
             max_forward_backward_batch: in place of the definition's: passes in one command at most; None = no cap.
             suspend_idle_s: how long nothing was asked of a model before one that waits may have its slot.
+            history: how much is kept in memory, and how much that no snapshot covers; None = the defaults.
+            segments: folder for the payloads of passes that do not stay in memory; None = one of its own, among
+                temporary files.
 
         Raises:
             ValueError: the cap is below 1.
@@ -79,7 +88,11 @@ class Engine:
             )
         self._definition = definition
         self._journal = journal
-        self._work = Work(definition, suspend_idle_s=suspend_idle_s)
+        self._work = Work(definition, suspend_idle_s=suspend_idle_s, history=history)
+        self.history = self._work.history
+        """What was done to each model since its newest snapshot."""
+        self.files = Files(self.history.payloads, Segments(segments or own_folder()))
+        """Where the passes lie that do not stay in memory."""
         self.recorder = Recorder(context=definition.context)
         """What the lanes did."""
         self._supervisor = Supervisor(launcher)
@@ -187,15 +200,22 @@ class Engine:
     async def run(self) -> None:
         """Serve until cancelled; returns only when the trainer could not be started (see `state`)."""
         try:
-            while not self._draining.is_set():
-                running = await self._supervisor.start()
-                if running is None:
-                    self._given_up = True
-                    return
-                await self._serve(running)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self.files.run)
+                await self._run_trainers()
+                tasks.cancel_scope.cancel()
         finally:
             self._stopped.set()
             self._fail_everything()
+
+    async def _run_trainers(self) -> None:
+        """One after another, until no more can be started or the engine drains."""
+        while not self._draining.is_set():
+            running = await self._supervisor.start()
+            if running is None:
+                self._given_up = True
+                return
+            await self._serve(running)
 
     async def _serve(self, running: RunningBackend) -> None:
         """One epoch: lanes over a running trainer, then what its loss means."""
@@ -209,6 +229,7 @@ class Engine:
                 work=self._work,
                 journal=self._journal,
                 recorder=self.recorder,
+                files=self.files,
                 draining=self._draining,
             )
             cause = await self._serving.run()

@@ -20,12 +20,13 @@ from lilo_engine.operations.operation import ModelId
 from lilo_engine.operations.result import ModelCreated
 from lilo_engine.operations.roster import Model
 from lilo_engine.saving import Saving
-from lilo_engine.slots import Create, SlotStep, Suspend, Unload
+from lilo_engine.slots import Cover, Create, SlotStep, Suspend, Unload
 from lilo_engine.work import Work
 
 _log = logging.getLogger(__name__)
 
 _SUSPENDED = "it is idle and another model waits for its slot"
+_COVERED = "too much was done since it was last saved"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,8 @@ class Hosting:
                 await self._unload(step.model_id)
             case Suspend():
                 await self._suspend(step, lanes)
+            case Cover():
+                await self._cover(step, lanes)
 
     async def _create(self, model: Model) -> None:
         """Fill a slot: with a new model, or with one that was put aside."""
@@ -119,6 +122,22 @@ class Hosting:
             self._stay(step.model, saved)
         else:
             self.work.suspended(step.model, saved.ref)
+        self.on_saved()
+
+    async def _cover(self, step: Cover, lanes: anyio.abc.TaskGroup) -> None:
+        _log.info("%s is saved by the engine: %s", step.model.model_id, _COVERED)
+        captured = await self.saving.capture(step.save, "checkpoint", _COVERED)
+        if isinstance(captured, LiloError):
+            _log.warning("%s could not be saved: %s", step.model.model_id, captured.message)
+            return
+        lanes.start_soon(self._save, step, captured)
+
+    async def _save(self, step: Cover, captured: CaptureId) -> None:
+        saved = await self.saving.persist(step.model, step.save, "checkpoint", captured, _COVERED)
+        if isinstance(saved, LiloError):
+            _log.warning("%s could not be saved: %s", step.model.model_id, saved.message)
+        else:
+            step.model.kept = saved.ref
         self.on_saved()
 
     def _stay(self, model: Model, error: LiloError) -> None:

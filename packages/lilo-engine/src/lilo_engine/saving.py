@@ -15,6 +15,7 @@ from lilo_engine.commands.command import CaptureId, Destination, Published
 from lilo_engine.commands.dispatch import Dispatcher
 from lilo_engine.console.recorder import Recorder
 from lilo_engine.errors import CommandFailed, LiloError
+from lilo_engine.history.history import History
 from lilo_engine.journal import Journal
 from lilo_engine.operations.operation import SaveSampler, SaveState
 from lilo_engine.operations.reference import CheckpointKind, CheckpointRef
@@ -33,6 +34,7 @@ class Saving:
     lanes: Lanes
     journal: Journal
     recorder: Recorder
+    history: History
 
     async def capture(
         self, operation: SaveState | SaveSampler, lane: PersistLane, reason: str
@@ -42,8 +44,11 @@ class Saving:
         captured = await self.dispatcher.capture(operation)
         failed = isinstance(captured, LiloError)
         self.recorder.end(span, failed=failed)
-        if failed:
+        if isinstance(captured, LiloError):
             self.lanes.release(lane, operation.model_id)
+            self.history.not_captured(operation.model_id)
+        elif isinstance(operation, SaveState):
+            self.history.captured(captured, operation.model_id)
         return captured
 
     async def persist(
@@ -60,6 +65,7 @@ class Saving:
         failed = isinstance(published, LiloError)
         self.recorder.end(span, failed=failed)
         outcome = published if failed else await self._record(model, operation, published)
+        self.history.published(captured, None if isinstance(outcome, LiloError) else outcome.ref)
         self.lanes.release(lane, operation.model_id)
         return outcome
 

@@ -11,7 +11,9 @@ All of them live in one task group: the first loss ends them all, and nothing is
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import anyio
 import anyio.abc
@@ -20,7 +22,9 @@ from lilo_engine.commands.command import CaptureId
 from lilo_engine.commands.dispatch import Dispatcher, Outcome
 from lilo_engine.commands.launcher import LOSS_NEWS_LIMIT_S, RunningBackend
 from lilo_engine.console.recorder import Recorder
-from lilo_engine.errors import BackendLost, LiloError, Unavailable
+from lilo_engine.errors import BackendLost, CommandFailed, LiloError, Unavailable
+from lilo_engine.history.files import Files
+from lilo_engine.history.record import PlanRecord
 from lilo_engine.hosting import Hosting
 from lilo_engine.journal import Journal
 from lilo_engine.operations.ledger import Entry
@@ -53,6 +57,8 @@ class Serving:
     work: Work
     journal: Journal
     recorder: Recorder
+    files: Files
+    """Where the passes lie whose turn is far."""
     draining: anyio.Event
     """Set: nothing new is started."""
     idle: anyio.Event = field(default_factory=anyio.Event)
@@ -69,6 +75,7 @@ class Serving:
             lanes=self.work.scheduler.lanes,
             journal=self.journal,
             recorder=self.recorder,
+            history=self.work.history,
         )
         self._hosting = Hosting(
             dispatcher=self._dispatcher,
@@ -146,24 +153,32 @@ class Serving:
                 span = self.recorder.begin("gpu", "load", (operation.model_id,), reason=plan.reason)
                 outcome = await self._dispatcher.load(operation, model.window)
                 self.recorder.end(span, failed=isinstance(outcome, LiloError))
+                if not isinstance(outcome, LiloError):
+                    self.work.history.loaded(operation)
             case SaveState() | SaveSampler():
                 await self._capture(plan, operation, lanes)
                 return
             case _:
                 raise AssertionError(f"{operation} was settled before")
-        self._settle(model, plan, 0, outcome)
+        self._settle(model, plan.entries[0], outcome)
         self.work.settled(model)
 
     async def _steps(self, plan: Plan) -> None:
         """One after another; each client hears of its own at once."""
         # A model may end while the steps of others run; its own still runs, since its slot is freed later.
         models = [self._model_of(entry) for entry in plan.entries]
-        for index, (entry, model) in enumerate(zip(plan.entries, models, strict=True)):
+        record = self.work.history.planned(plan.entries, plan.reason)
+        for entry, model in zip(plan.entries, models, strict=True):
             assert isinstance(entry.operation, OptimStep)
             span = self.recorder.begin("gpu", "optim_step", (model.model_id,), reason=plan.reason)
-            outcome = await self._dispatcher.step(entry.operation, model.window)
+            operation = entry.operation
+            outcome = await self._dispatcher.step(operation, model.window)
             self.recorder.end(span, failed=isinstance(outcome, LiloError))
-            self._settle(model, plan, index, outcome)
+            if isinstance(outcome, LiloError):
+                self.work.history.dropped(model.model_id)
+            else:
+                self.work.history.stepped(operation, record)
+            self._settle(model, entry, outcome)
             self.work.settled(model)
 
     def _model_of(self, entry: Entry) -> Model:
@@ -171,22 +186,36 @@ class Serving:
         return self.work.roster.resident(entry.operation.model_id)
 
     async def _pass(self, plan: Plan) -> None:
-        operations: list[tuple[str, ForwardBackward]] = []
-        models: list[Model] = []
-        for entry in plan.entries:
-            assert isinstance(entry.operation, ForwardBackward)
-            operations.append((entry.request_id, entry.operation))
-            models.append(self._model_of(entry))
-        span = self.recorder.begin_passes(plan.entries, plan.reason)
-        outcomes = await self._dispatcher.passes(operations, [model.window for model in models])
-        self.recorder.end(span, failed=sum(isinstance(o, LiloError) for o in outcomes))
-        for index, (model, outcome) in enumerate(zip(models, outcomes, strict=True)):
-            self._settle(model, plan, index, outcome)
-        for model in models:
-            self.work.settled(model)
+        # A model may end while the data of others is read; what is taken still runs.
+        models = [self._model_of(entry) for entry in plan.entries]
+        passes: list[_Pass] = []
+        for entry, model in zip(plan.entries, models, strict=True):
+            try:
+                operation = await self.files.operation(self.work.history.payloads.of(entry))
+            except CommandFailed as error:
+                model.window.spoil(f"forward_backward number {entry.seq_id}", error)
+                self._settle(model, entry, error)
+                self.work.settled(model)
+            else:
+                passes.append(_Pass(entry, model, operation))
+        if passes:
+            await self._run(passes, self.work.history.planned(plan.entries, plan.reason))
 
-    def _settle(self, model: Model, plan: Plan, index: int, outcome: Outcome) -> None:
-        entry = plan.entries[index]
+    async def _run(self, passes: Sequence[_Pass], plan: PlanRecord) -> None:
+        span = self.recorder.begin_passes([one.operation for one in passes], plan.reason)
+        outcomes = await self._dispatcher.passes(
+            [(one.entry.request_id, one.operation) for one in passes],
+            [one.model.window for one in passes],
+        )
+        self.recorder.end(span, failed=sum(isinstance(o, LiloError) for o in outcomes))
+        for one, outcome in zip(passes, outcomes, strict=True):
+            if not isinstance(outcome, LiloError) and not one.operation.forward_only:
+                self.work.history.passed(one.model.model_id, one.entry, plan)
+            self._settle(one.model, one.entry, outcome)
+        for one in passes:
+            self.work.settled(one.model)
+
+    def _settle(self, model: Model, entry: Entry, outcome: Outcome) -> None:
         if isinstance(outcome, LiloError):
             _log.info("%s failed: %s", entry.request_id, outcome.message)
             self.work.fail(model, entry, outcome)
@@ -203,7 +232,7 @@ class Serving:
         captured = await self._saving.capture(operation, plan.lane, plan.reason)
         self.work.settled(model)
         if isinstance(captured, LiloError):
-            self._settle(model, plan, 0, captured)
+            self._settle(model, plan.entries[0], captured)
             return
         lanes.start_soon(self._persist, model, plan, plan.lane, operation, captured)
 
@@ -216,7 +245,7 @@ class Serving:
         captured: CaptureId,
     ) -> None:
         outcome = await self._saving.persist(model, operation, lane, captured, plan.reason)
-        self._settle(model, plan, 0, outcome)
+        self._settle(model, plan.entries[0], outcome)
         self._saved()
 
     def _saved(self) -> None:
@@ -227,6 +256,14 @@ class Serving:
     def _tell_idle(self) -> None:
         if self.draining.is_set() and self.work.scheduler.lanes.num_persisting == 0:
             self.idle.set()
+
+
+class _Pass(NamedTuple):
+    """One pass of a plan, with its data at hand."""
+
+    entry: Entry
+    model: Model
+    operation: ForwardBackward
 
 
 def _first(group: BaseExceptionGroup[BackendLost]) -> str:

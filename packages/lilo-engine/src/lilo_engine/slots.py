@@ -1,4 +1,4 @@
-"""Slots: what is done next about the slots of the trainer: a model made, one put aside, a slot freed. Pure.
+"""Slots: what is done next about the slots of the trainer: a model made, put aside or saved in its place, a slot freed. Pure.
 
 `operations/residency.py` knows who has a slot and who waits; this decides, with the state of the models at hand, and
 `work.py` lets it take turns with plans. When somebody waits and no slot is free, the model that has been idle for
@@ -48,7 +48,15 @@ class Suspend:
     save: SaveState
 
 
-SlotStep: TypeAlias = Create | Unload | Suspend
+@dataclass(frozen=True, slots=True)
+class Cover:
+    """A model keeps its slot and is saved, on a lane that is reserved: too much was done to it since it last was."""
+
+    model: Model
+    save: SaveState
+
+
+SlotStep: TypeAlias = Create | Unload | Suspend | Cover
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,6 +83,15 @@ class Slots:
             self.residency.begin(first)
             return Create(model)
         return self._suspension(now_s) if self.residency.is_short else None
+
+    def cover(self, model: Model) -> Cover | None:
+        """The save of a model that works, if it can begin: between two windows, and with its lane free."""
+        save = _save_of(model)
+        free = not self.lanes.persisting(model.model_id) and self.lanes.is_free_for(save)
+        if model.phase != "ready" or not model.window.is_empty or not free:
+            return None
+        self.lanes.reserve("checkpoint", model.model_id)
+        return Cover(model, save)
 
     def until_idle_s(self, now_s: float) -> float:
         """Until somebody who waits for a slot may get that of an idle model."""
@@ -163,7 +180,7 @@ def _idle_since_s(model: Model) -> float:
 
 
 def _save_of(model: Model) -> SaveState:
-    """The save that takes an idle model's slot; its name is the engine's once the model was put aside before."""
+    """A save of the engine's own; its name is the engine's to overwrite once there is one."""
     return SaveState(
         model_id=model.model_id,
         seq_id=model.ledger.sequence.next - 1,

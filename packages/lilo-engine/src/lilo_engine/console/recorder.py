@@ -14,7 +14,6 @@ from typing import Literal, TypeAlias
 
 from lilo_engine.console.run_totals import RunTotals
 from lilo_engine.console.totals import Totals
-from lilo_engine.operations.ledger import Entry
 from lilo_engine.operations.operation import ForwardBackward, ModelId
 from lilo_engine.schedule.lanes import Lane
 
@@ -82,24 +81,18 @@ class Recorder:
         self.running[id(span)] = span
         return span
 
-    def begin_passes(self, entries: Sequence[Entry], reason: str) -> Span:
+    def begin_passes(self, operations: Sequence[ForwardBackward], reason: str) -> Span:
         """A command of passes starts; their lengths go to the totals of their runs."""
-        model_ids: list[ModelId] = []
-        tokens = 0
-        command: Command = "forward"
-        for entry in entries:
-            operation = entry.operation
-            assert isinstance(operation, ForwardBackward)
-            if not operation.forward_only:
-                command = "forward_backward"
-            model_ids.append(operation.model_id)
-            tokens += entry.tokens
-            run = self._run(operation.model_id)
-            run.lengths.add((datum.num_tokens for datum in operation.datums), self.context)
-        span = self.begin("gpu", command, model_ids, reason=reason, tokens=tokens)
-        for entry, model_id in zip(entries, model_ids, strict=True):
+        lengths = [[datum.num_tokens for datum in one.datums] for one in operations]
+        tokens = list(map(sum, lengths))
+        command: Command = "forward" if operations[0].forward_only else "forward_backward"
+        model_ids = [one.model_id for one in operations]
+        span = self.begin("gpu", command, model_ids, reason=reason, tokens=sum(tokens))
+        for model_id, own, own_tokens in zip(model_ids, lengths, tokens, strict=True):
+            run = self._run(model_id)
+            run.lengths.add(own, self.context)
             # The time of a shared command is everybody's by their tokens.
-            self._run(model_id).expect(span, entry.tokens)
+            run.expect(span, own_tokens)
         return span
 
     def end(self, span: Span, failed: int = 0) -> None:

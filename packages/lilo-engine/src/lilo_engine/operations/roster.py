@@ -50,7 +50,7 @@ class Model:
     active_s: float = 0.0
     """When something was last asked of it or finished, by the engine's clock."""
     kept: CheckpointRef | None = None
-    """What the engine saved of it when it was last suspended; that name is the engine's to overwrite."""
+    """What the engine last saved of it by itself; that name is the engine's to overwrite."""
     creation_tries: int = 0
     """How often its creation was begun; a trainer lost in the middle leaves nothing of it."""
     last_checkpoint: CheckpointRef | None = None
