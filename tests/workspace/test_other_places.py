@@ -8,6 +8,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import lilo_definitions
 import pytest
 import yaml
 
@@ -55,6 +56,13 @@ def test_the_compose_file_is_valid_and_gives_the_server_its_records():
     assert lilo["depends_on"]["records"]["condition"] == "service_healthy"
 
 
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "examples/cluster").glob("*.yaml")), ids=lambda p: p.name
+)
+def test_definitions_among_the_examples_hold(path):
+    assert lilo_definitions.get(str(path)).name == path.stem
+
+
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
 def test_workflows_are_valid_and_their_steps_are_clean_shell(workflow):
     linter("check-jsonschema", "--builtin-schema", "vendor.github-workflows", workflow)
@@ -95,6 +103,8 @@ def job(tmp_path):
     _program(
         folder / "lilo",
         """
+        [ "$1" = cluster ] && echo "lilo: the head of a cluster is at 10.0.0.1:6379"
+        [ "$1" = cluster ] && LILO_DATA_DIR=$LILO_DATA_DIR/head && mkdir -p "$LILO_DATA_DIR"
         trap 'echo ended >> "$LILO_DATA_DIR/said"; exit 0' TERM
         echo "$@" > "$LILO_DATA_DIR/said"
         echo serving
@@ -102,6 +112,7 @@ def job(tmp_path):
         """,
     )
     _program(folder / "sbatch", 'echo "$LILO_CHAIN $*" > "$LILO_DATA_DIR/next"')
+    _program(folder / "srun", 'echo "$*" > "$LILO_DATA_DIR/joined"')
     return tmp_path
 
 
@@ -110,15 +121,15 @@ def _program(path: Path, body: str) -> None:
     path.chmod(0o755)
 
 
-@pytest.mark.parametrize(("chain", "following"), [("2", "1 --export=ALL"), ("0", None)])
-def test_a_slurm_job_ends_its_server_in_order_and_is_followed_by_the_next(job, chain, following):
+def run_job(job: Path, **variables: str) -> list[str]:
+    """Run it until it serves, end it as Slurm does, and return what the server noted."""
     environment = {
         **os.environ,
         "PATH": f"{job / 'bin'}:{os.environ['PATH']}",
         "LILO_DATA_DIR": str(job / "data"),
         "LILO_VENV": str(job),
-        "LILO_CHAIN": chain,
         "SLURM_JOB_ID": "77",
+        **variables,
     }
     with subprocess.Popen(
         ["bash", str(SLURM)], env=environment, stdout=subprocess.PIPE, text=True
@@ -127,8 +138,26 @@ def test_a_slurm_job_ends_its_server_in_order_and_is_followed_by_the_next(job, c
             assert process.poll() is None
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=20) == 0
-    said = (job / "data/said").read_text().splitlines()
+    return (job / "data/said").read_text().splitlines()
+
+
+@pytest.mark.parametrize(("chain", "following"), [("2", "1 --export=ALL"), ("0", None)])
+def test_a_slurm_job_ends_its_server_in_order_and_is_followed_by_the_next(job, chain, following):
+    said = run_job(job, LILO_CHAIN=chain)
     assert said[0].startswith("serve tiny --host 0.0.0.0 --port 20077 --api-key-file")
+    assert "--ray" not in said[0]
     assert said[1:] == ["ended"]
     note = job / "data/next"
     assert (note.read_text().startswith(following) if following else not note.exists()) is True
+
+
+def test_a_slurm_job_of_several_nodes_makes_a_cluster_of_them_and_ends_it(job):
+    said = run_job(job, SLURM_JOB_NUM_NODES="3", SLURMD_NODENAME="first")
+    assert said[0].endswith("--ray 10.0.0.1:6379")
+    joined = (job / "data/joined").read_text()
+    assert "--nodes=2" in joined
+    assert "--exclude=first" in joined
+    assert joined.rstrip().endswith("lilo cluster join --head 10.0.0.1:6379")
+    head = (job / "data/head/said").read_text().splitlines()
+    assert head[0] == "cluster head --port 40077"
+    assert head[1:] == ["ended"]
