@@ -82,17 +82,21 @@ class Command:
         self.signal(signal.SIGKILL)
         self.process.wait(20)
 
+    def stop(self) -> None:
+        """Ask it to end, if it runs."""
+        if self.process.poll() is None:
+            self.signal(signal.SIGCONT)
+            self.signal(signal.SIGTERM)
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            self.signal(signal.SIGCONT)
-            self.signal(signal.SIGTERM)
-            try:
-                self.process.wait(20)
-            except subprocess.TimeoutExpired:
-                self.kill()
+        self.stop()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.kill()
         self._reader.join(5)
         assert self.process.stdout is not None
         self.process.stdout.close()
