@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import os
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -30,7 +31,14 @@ from lilo_engine.demo.server import LocalServer
 from lilo_volume import open_named
 from lilo_volume.testing.emulator import Container, Emulator
 
-from tests.cluster.hosts import Cluster, Host, cluster, namespaces_refused, two_hosts
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from tests.cluster.hosts import (
+    Cluster,
+    Host,
+    cluster,
+    namespaces_refused,
+    two_hosts,
+)
 
 DEFINITION = """\
 extends: tiny

@@ -14,12 +14,18 @@ PROOFS = ROOT / "proofs"
 
 def names() -> list[str]:
     """The proofs there are; a leading underscore marks what they share."""
-    return sorted(path.stem for path in PROOFS.glob("*.py") if not path.stem.startswith("_"))
+    stems = sorted(path.stem for path in PROOFS.glob("*.py") if not path.stem.startswith("_"))
+    return [stem.replace("_", "-") for stem in stems]
+
+
+def file_of(name: str) -> Path:
+    """Where a proof is: a module's name has no hyphens."""
+    return PROOFS / f"{name.replace('-', '_')}.py"
 
 
 def first_line(name: str) -> str:
     """The first line of a proof's docstring, read without running it."""
-    tree = ast.parse((PROOFS / f"{name}.py").read_text(encoding="utf-8"))
+    tree = ast.parse(file_of(name).read_text(encoding="utf-8"))
     return (ast.get_docstring(tree) or "(no docstring)").splitlines()[0]
 
 
@@ -31,13 +37,13 @@ def main() -> int:
         for name in known:
             print(f"make prove-{name:<{width}}  {first_line(name)}")
         return 0
-    name = sys.argv[1]
+    name = sys.argv[1].replace("_", "-")
     if name not in known:
         print(f"there is no proof {name!r}; there are: {', '.join(known)}", file=sys.stderr)
         return 2
     # In place of this process, so that whoever ends it ends the proof.
     os.chdir(ROOT)
-    os.execv(sys.executable, [sys.executable, str(PROOFS / f"{name}.py"), *sys.argv[2:]])
+    os.execv(sys.executable, [sys.executable, str(file_of(name)), *sys.argv[2:]])
 
 
 if __name__ == "__main__":
