@@ -1,15 +1,25 @@
-"""10,000 mutated protobuf bodies against `lilo serve tiny`: no 5xx, no crash, no hang."""
+"""10,000 mutated protobuf bodies, each with a number of its own, against `lilo serve tiny`: no 5xx, no crash, no hang.
+
+After each body a good pass is sent under the same number, so that no number is left out whatever became of the body: what
+was read far enough to be refused or taken has its number, and the good pass is refused; else the good pass takes it. At
+the end every future must have ended. Then one request of 20,000 data, during which heartbeats are timed.
+"""
 
 from __future__ import annotations
 
 import random
 import sys
+import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import numpy as np
 from _proof import Proof, connect, datum, step, tiny_server, tokens
+from tinker.proto import tinker_public_pb2 as sdk_pb
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.conformance.mutations import good_pass, mutated
@@ -17,35 +27,125 @@ from tests.conformance.mutations import good_pass, mutated
 COUNT = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
 LIMIT_S = 10.0
 """For one answer; the machine may be busy."""
-HEADERS = {"Content-Type": "application/x-protobuf"}
+FUTURES_LIMIT_S = 120.0
+"""For the last future to end, after the last body."""
+MANY = 20_000
+STALL_LIMIT_S = 0.25
+"""For a heartbeat beside a large request."""
+PASS = {"Content-Type": "application/x-protobuf"}
 
 
 def main() -> None:
-    """One model, since a refused number is used up and the next body takes any number it likes."""
+    """One model for all bodies; then a new one, whose client must notice nothing."""
     proof = Proof("mutations")
-    rng = random.Random(0)
-    answers: Counter[int] = Counter()
-    slowest = 0.0
     with tiny_server() as server, connect(server) as service:
         client = service.create_lora_training_client("tiny", rank=4).result()
         model_id = client.get_info().model_id
-        headers = {**HEADERS, "X-API-Key": server.api_key}
+        headers = {"X-API-Key": server.api_key}
         with httpx.Client(base_url=server.base_url, headers=headers, timeout=60) as http:
-            for _ in range(COUNT):
-                body = mutated(good_pass(model_id, rng.randint(1, 20), rng), rng)
-                began = time.perf_counter()
-                answer = http.post("/api/v1/forward_backward", content=body)
-                slowest = max(slowest, time.perf_counter() - began)
-                answers[answer.status_code] += 1
-        proof.equal("answers", sum(answers.values()), COUNT)
-        proof.equal("5xx", sum(n for status, n in answers.items() if status >= 500), 0)
-        proof.figure("by status", dict(sorted(answers.items())), "told", True)
-        proof.at_most("slowest answer, s", slowest, LIMIT_S)
-        with proof.part("the server goes on"):
-            other = service.create_lora_training_client("tiny", rank=4).result()
-            loss = step(other, [datum(tokens(1, 12))])
-            proof.figure("a new client's loss", loss, "above 0", loss > 0)
+            taken = mutated_bodies(proof, http, model_id)
+            futures(proof, http, taken)
+            with proof.part("the server goes on"):
+                other = service.create_lora_training_client("tiny", rank=4).result()
+                loss = step(other, [datum(tokens(1, 12))])
+                proof.figure("a new client's loss", loss, "above 0", loss > 0)
+            with proof.part("20,000 data in one request"):
+                many_data(proof, http, other.get_info().model_id)
     proof.end()
+
+
+def mutated_bodies(proof: Proof, http: httpx.Client, model_id: str) -> list[str]:
+    """Send them; the request ids of what was taken."""
+    rng = random.Random(0)
+    answers, fillers = Counter[int](), Counter[int]()
+    taken: list[str] = []
+    slowest = 0.0
+    for seq_id in range(1, COUNT + 1):
+        good = good_pass(model_id, seq_id, rng)
+        body = mutated(good, rng)
+        for content, counts in ((body, answers), (good, fillers)):
+            began = time.perf_counter()
+            answer = http.post("/api/v1/forward_backward", content=content, headers=PASS)
+            slowest = max(slowest, time.perf_counter() - began)
+            counts[answer.status_code] += 1
+            if answer.status_code == 200:
+                taken.append(answer.json()["request_id"])
+    proof.equal("mutated bodies, answered", sum(answers.values()), COUNT)
+    total = answers + fillers
+    proof.equal("5xx", sum(n for status, n in total.items() if status >= 500), 0)
+    proof.figure("mutated bodies by status", dict(sorted(answers.items())), "told", True)
+    proof.figure("good passes behind them by status", dict(sorted(fillers.items())), "told", True)
+    proof.at_least("mutated bodies that were taken", answers[200], COUNT // 50)
+    proof.at_most("slowest answer, s", slowest, LIMIT_S)
+    return taken
+
+
+def futures(proof: Proof, http: httpx.Client, taken: list[str]) -> None:
+    """Every number up to the last has a future, and every future ends."""
+    deadline = time.monotonic() + FUTURES_LIMIT_S
+    ends = Counter[str]()
+    for request_id in dict.fromkeys(taken):
+        ends[end_of(http, request_id, deadline)] += 1
+    proof.figure("futures by end", dict(sorted(ends.items())), "told", True)
+    proof.equal("futures that did not end", ends["waiting"], 0)
+    proof.at_least("futures with a result", ends["result"], COUNT // 10)
+
+
+def end_of(http: httpx.Client, request_id: str, deadline: float) -> str:
+    """How a future ended; `waiting` if it had not by the deadline, which one behind an unused number never does."""
+    number = int(request_id.rpartition(":")[2])
+    if number > COUNT:
+        return "behind a number that no body had"
+    body = {"request_id": request_id}
+    while time.monotonic() < deadline:
+        answer = http.post(
+            "/api/v1/retrieve_future", json=body, headers={"Accept": "application/x-protobuf"}
+        )
+        if answer.status_code == 410:
+            return "made room for later ones"
+        if answer.status_code != 408:
+            binary = answer.headers["content-type"] == PASS["Content-Type"]
+            return "result" if binary else "failed"
+    return "waiting"
+
+
+def many_data(proof: Proof, http: httpx.Client, model_id: str) -> None:
+    """One request of very many data; heartbeats beside it are answered as if it were not there."""
+    message = sdk_pb.ForwardBackwardRequest(model_id=model_id, seq_id=3, loss_fn="cross_entropy")
+    for _ in range(MANY):
+        one = message.data.add()
+        one.model_input.add().encoded_text.tokens = np.array([1], "<i4").tobytes()
+        targets = one.loss_fn_inputs["target_tokens"]
+        targets.dtype, targets.dense = sdk_pb.DTYPE_INT64, np.array([2], "<i8").tobytes()
+    content = message.SerializeToString()
+    with beats(http, model_id.split(":")[0]) as took:
+        answer = http.post("/api/v1/forward_backward", content=content, headers=PASS)
+        ended = end_of(http, answer.json()["request_id"], time.monotonic() + FUTURES_LIMIT_S)
+    proof.equal(f"{MANY:,} data in one request", ended, "result")
+    proof.figure("heartbeats beside it", len(took), "told", bool(took))
+    proof.at_most("slowest heartbeat beside it, s", max(took), STALL_LIMIT_S)
+
+
+@contextmanager
+def beats(http: httpx.Client, session_id: str) -> Iterator[list[float]]:
+    """Heartbeats one after another while the context lasts; how long each took."""
+    took: list[float] = []
+    over = threading.Event()
+
+    def beat() -> None:
+        with httpx.Client(base_url=http.base_url, headers=http.headers, timeout=60) as own:
+            while not over.wait(0.01):
+                began = time.perf_counter()
+                own.post("/api/v1/session_heartbeat", json={"session_id": session_id})
+                took.append(time.perf_counter() - began)
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        yield took
+    finally:
+        over.set()
+        thread.join()
 
 
 if __name__ == "__main__":

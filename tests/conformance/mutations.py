@@ -14,27 +14,42 @@ VALUES = (None, True, -1, 0, 2**31, 2**63, 1.5, 1e308, "", "x", [], {}, [None], 
 
 
 def good_pass(model_id: str, seq_id: int, rng: random.Random) -> bytes:
-    """A pass with most of what a body can hold."""
+    """A pass that would run, with most of what a body can hold."""
     message = sdk_pb.ForwardBackwardRequest(
-        model_id=model_id, seq_id=seq_id, loss_fn="cross_entropy"
+        model_id=model_id,
+        seq_id=seq_id,
+        loss_fn=rng.choice(("cross_entropy", "ppo")),
+        forward_only=rng.random() < 0.2,
     )
     for _ in range(rng.randint(1, 3)):
+        length = rng.randint(1, 6)
         datum = message.data.add()
-        ids = np.array([rng.randrange(200) for _ in range(rng.randint(1, 6))])
+        ids = np.array([rng.randrange(200) for _ in range(length)])
         datum.model_input.add().encoded_text.tokens = ids.astype("<i4").tobytes()
-        targets, weights = datum.loss_fn_inputs["target_tokens"], datum.loss_fn_inputs["weights"]
+        targets = datum.loss_fn_inputs["target_tokens"]
         targets.dtype, targets.dense = sdk_pb.DTYPE_INT64, ids.astype("<i8").tobytes()
-        targets.shape.append(len(ids))
-        weights.dtype = sdk_pb.DTYPE_FLOAT32
-        if rng.random() < 0.5:
-            weights.dense = np.ones(len(ids), "<f4").tobytes()
+        if message.loss_fn == "ppo":
+            _add_floats(datum.loss_fn_inputs["logprobs"], length)
+            _add_floats(datum.loss_fn_inputs["advantages"], length)
+        elif rng.random() < 0.5:
+            targets.shape.append(length)
+            _add_floats(datum.loss_fn_inputs["weights"], length)
         else:
-            weights.shape.extend([1, len(ids)])
+            targets.shape.extend([length, 1])
+            weights = datum.loss_fn_inputs["weights"]
+            weights.dtype = sdk_pb.DTYPE_FLOAT32
+            weights.shape.extend([length, 1])
             weights.sparse_csr.values = np.ones(1, "<f4").tobytes()
-            weights.sparse_csr.crow_indices = np.array([0, 1], "<i8").tobytes()
+            weights.sparse_csr.crow_indices = np.array([0] + [1] * length, "<i8").tobytes()
             weights.sparse_csr.col_indices = np.array([0], "<i8").tobytes()
-    message.loss_fn_config_v2["k"].number = rng.random()
+    if message.loss_fn == "ppo":
+        message.loss_fn_config_v2["clip_low_threshold"].number = 0.5 + rng.random() / 2
+        message.loss_fn_config["clip_high_threshold"] = 1.5
     return message.SerializeToString()
+
+
+def _add_floats(tensor: sdk_pb.Tensor, length: int) -> None:
+    tensor.dtype, tensor.dense = sdk_pb.DTYPE_FLOAT32, np.full(length, 0.5, "<f4").tobytes()
 
 
 def mutated(body: bytes, rng: random.Random) -> bytes:

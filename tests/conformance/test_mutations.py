@@ -22,11 +22,15 @@ def check(answer, began: float, body: bytes) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_mutated_binary_bodies_are_refused_or_run_and_the_model_goes_on(served, seed):
     rng, model_id = random.Random(seed), served.model()
-    for _ in range(100):
-        # The number 1 each time: what becomes of it after the first one is a refusal as well.
-        body = mutated(good_pass(model_id, 1, rng), rng)
-        began = time.monotonic()
-        check(send_binary(served, body), began, body)
+    for seq_id in range(1, 101):
+        good = good_pass(model_id, seq_id, rng)
+        body = mutated(good, rng)
+        # The good one takes the number where the mutated one could not: none is left out.
+        for content in (body, good):
+            began = time.monotonic()
+            check(send_binary(served, content), began, content)
+    last = {"model_id": model_id, "seq_id": 101, "adam_params": {}}
+    assert served.finished(served.post("optim_step", last)).status_code == 200
     assert served.http.get("/api/v1/healthz").status_code == 200
     other = served.model()
     answer = served.finished(send_binary(served, binary(other, 1, [1, 2, 3])))
