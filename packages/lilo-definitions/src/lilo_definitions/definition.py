@@ -54,12 +54,16 @@ class Definition(Part):
 
         Args:
             changes: field -> new value. For a part, a mapping changes only the fields it names, at any depth:
-                `tiny().derive(name="tiny-wide", lora={"slots": 64})`.
+                `tiny().derive(name="tiny-wide", lora={"slots": 64})`; a part takes the place of the whole.
 
         Raises:
             ValidationError: the result does not hold (pydantic's error, a `ValueError`).
         """
-        return type(self).model_validate(merged(self.model_dump(), changes))
+        plain = {
+            field: value.model_dump() if isinstance(value, Part) else value
+            for field, value in changes.items()
+        }
+        return type(self).model_validate(merged(self.model_dump(), plain))
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

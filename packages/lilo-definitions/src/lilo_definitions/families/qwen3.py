@@ -5,13 +5,13 @@ Sizes from the models' own `config.json`. A size derives from the one below it b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
 from lilo_definitions.architecture import Architecture
 from lilo_definitions.definition import Definition
-from lilo_definitions.families.model_spec import model_spec
+from lilo_definitions.families.model_spec import by_name, model_spec
 from lilo_definitions.limits import Limits
 from lilo_definitions.lora import Lora
 from lilo_definitions.topology import Topology
@@ -53,7 +53,7 @@ def qwen3_0_6b() -> Definition:
     return Definition(
         name="qwen3_0_6b",
         summary="Qwen3 0.6B at 16k on one H100",
-        model=model_spec("Qwen/Qwen3-0.6B", _0_6B),
+        model=model_spec("Qwen/Qwen3-0.6B", ARCHITECTURES),
         context=16_384,
         dtype="bfloat16",
         lora=Lora(slots=16, max_rank=32, alpha=32.0, targets=("attn", "mlp", "unembed")),
@@ -93,7 +93,7 @@ def qwen3_1_7b() -> Definition:
     return qwen3_0_6b().derive(
         name="qwen3_1_7b",
         summary="Qwen3 1.7B at 16k on one H100",
-        model=model_spec("Qwen/Qwen3-1.7B", _1_7B).model_dump(),
+        model=model_spec("Qwen/Qwen3-1.7B", ARCHITECTURES),
         lora={"slots": 8},
     )
 
@@ -103,7 +103,7 @@ def qwen3_4b() -> Definition:
     return qwen3_1_7b().derive(
         name="qwen3_4b",
         summary="Qwen3 4B at 16k on one H100",
-        model=model_spec("Qwen/Qwen3-4B", _4B).model_dump(),
+        model=model_spec("Qwen/Qwen3-4B", ARCHITECTURES),
     )
 
 
@@ -112,7 +112,7 @@ def qwen3_8b() -> Definition:
     return qwen3_4b().derive(
         name="qwen3_8b",
         summary="Qwen3 8B at 16k on one H200",
-        model=model_spec("Qwen/Qwen3-8B", _8B).model_dump(),
+        model=model_spec("Qwen/Qwen3-8B", ARCHITECTURES),
         topology={"gpu": "H200"},
     )
 
@@ -122,7 +122,7 @@ def qwen3_14b() -> Definition:
     return qwen3_8b().derive(
         name="qwen3_14b",
         summary="Qwen3 14B at 16k on one H200",
-        model=model_spec("Qwen/Qwen3-14B", _14B).model_dump(),
+        model=model_spec("Qwen/Qwen3-14B", ARCHITECTURES),
     )
 
 
@@ -131,24 +131,19 @@ def qwen3_32b() -> Definition:
     return qwen3_14b().derive(
         name="qwen3_32b",
         summary="Qwen3 32B at 16k on two H200, TP2",
-        model=model_spec("Qwen/Qwen3-32B", _32B).model_dump(),
+        model=model_spec("Qwen/Qwen3-32B", ARCHITECTURES),
         topology={"gpus_per_node": 2, "tp": 2},
         trainer={"keep_activations": "qkv"},
     )
 
 
-RECIPES: Mapping[str, Callable[[], Definition]] = MappingProxyType(
-    {
-        recipe.__name__: recipe
-        for recipe in (
-            qwen3_0_6b,
-            qwen3_0_6b_cpu,
-            qwen3_1_7b,
-            qwen3_4b,
-            qwen3_8b,
-            qwen3_14b,
-            qwen3_32b,
-        )
-    }
+RECIPES = by_name(
+    qwen3_0_6b,
+    qwen3_0_6b_cpu,
+    qwen3_1_7b,
+    qwen3_4b,
+    qwen3_8b,
+    qwen3_14b,
+    qwen3_32b,
 )
 """The definitions of this family."""

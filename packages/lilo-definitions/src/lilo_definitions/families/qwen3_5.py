@@ -7,14 +7,14 @@ rank 32. Full fine-tuning is not offered: adapters over a frozen base are what t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
 from lilo_definitions.architecture import Architecture, LinearAttention
 from lilo_definitions.definition import Definition
 from lilo_definitions.deployment import Deployment
-from lilo_definitions.families.model_spec import model_spec
+from lilo_definitions.families.model_spec import by_name, model_spec
 from lilo_definitions.limits import Limits
 from lilo_definitions.lora import Lora
 from lilo_definitions.sampler import Pool, Sampler
@@ -62,7 +62,7 @@ def qwen3_8_27b_miles_lora_16k() -> Definition:
     return Definition(
         name="qwen3_8_27b_miles_lora_16k",
         summary="Qwen3.8 27B at 16k on 8 H200, TP4 x DP2",
-        model=model_spec("Qwen/Qwen3.8-27B", _27B, suffix="16k"),
+        model=model_spec("Qwen/Qwen3.8-27B", ARCHITECTURES, suffix="16k"),
         context=16_384,
         dtype="bfloat16",
         # Sampling engines could not apply an adapter of the head when the baseline was made, so it has none.
@@ -166,7 +166,7 @@ def qwen3_5_9b_base_miles_lora_16k() -> Definition:
     return qwen3_8_27b_miles_lora_16k().derive(
         name="qwen3_5_9b_base_miles_lora_16k",
         summary="Qwen3.5 9B base at 16k on 4 H100, TP4",
-        model=model_spec("Qwen/Qwen3.5-9B-Base", _9B, suffix="16k").model_dump(),
+        model=model_spec("Qwen/Qwen3.5-9B-Base", ARCHITECTURES, suffix="16k"),
         lora={"targets": ("attn", "mlp", "unembed")},
         topology={"gpu": "H100", "gpus_per_node": 4, "tp": 4, "dp": 1},
         sampler={"sequences": 32, "max_adapters": 64, "pool": {"target_sequences": 16}},
@@ -225,7 +225,7 @@ def qwen3_5_9b_miles_lora_16k() -> Definition:
     return qwen3_5_9b_base_miles_lora_16k().derive(
         name="qwen3_5_9b_miles_lora_16k",
         summary="Qwen3.5 9B at 16k on 8 H100, TP8",
-        model=model_spec("Qwen/Qwen3.5-9B", _9B, suffix="16k").model_dump(),
+        model=model_spec("Qwen/Qwen3.5-9B", ARCHITECTURES, suffix="16k"),
         lora={"targets": ("attn", "mlp")},
         topology={"gpus_per_node": 8, "tp": 8},
         sampler={"max_adapters": 256},
@@ -281,24 +281,19 @@ def qwen3_5_9b_dapo_sweep() -> Definition:
     )
 
 
-RECIPES: Mapping[str, Callable[[], Definition]] = MappingProxyType(
-    {
-        recipe.__name__: recipe
-        for recipe in (
-            qwen3_8_27b_miles_lora_16k,
-            qwen3_8_27b_miles_lora_64k,
-            qwen3_8_27b_miles_lora_128k,
-            qwen3_8_27b_miles_lora_256k,
-            qwen3_5_9b_base_miles_lora_2k,
-            qwen3_5_9b_base_miles_lora_16k,
-            qwen3_5_9b_base_miles_lora_16k_single,
-            qwen3_5_9b_base_miles_lora_deterministic,
-            qwen3_5_9b_base_miles_lora_deterministic_single,
-            qwen3_5_9b_miles_lora_16k,
-            qwen3_5_9b_miles_lora_16k_dp2,
-            qwen3_5_9b_miles_lora_64k,
-            qwen3_5_9b_dapo_sweep,
-        )
-    }
+RECIPES = by_name(
+    qwen3_8_27b_miles_lora_16k,
+    qwen3_8_27b_miles_lora_64k,
+    qwen3_8_27b_miles_lora_128k,
+    qwen3_8_27b_miles_lora_256k,
+    qwen3_5_9b_base_miles_lora_2k,
+    qwen3_5_9b_base_miles_lora_16k,
+    qwen3_5_9b_base_miles_lora_16k_single,
+    qwen3_5_9b_base_miles_lora_deterministic,
+    qwen3_5_9b_base_miles_lora_deterministic_single,
+    qwen3_5_9b_miles_lora_16k,
+    qwen3_5_9b_miles_lora_16k_dp2,
+    qwen3_5_9b_miles_lora_64k,
+    qwen3_5_9b_dapo_sweep,
 )
 """The definitions of this family."""

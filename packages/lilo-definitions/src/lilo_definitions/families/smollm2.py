@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from lilo_definitions.architecture import Architecture
 from lilo_definitions.definition import Definition
-from lilo_definitions.families.model_spec import model_spec
+from lilo_definitions.families.model_spec import by_name, model_spec
 from lilo_definitions.limits import Limits
 from lilo_definitions.lora import Lora
 from lilo_definitions.sampler import Sampler
@@ -37,7 +37,7 @@ def smollm2_135m() -> Definition:
     return Definition(
         name="smollm2_135m",
         summary="SmolLM2 135M at 2k on one CPU rank",
-        model=model_spec("HuggingFaceTB/SmolLM2-135M-Instruct", _135M),
+        model=model_spec("HuggingFaceTB/SmolLM2-135M-Instruct", ARCHITECTURES),
         context=2048,
         dtype="float32",
         lora=Lora(slots=16, max_rank=32, alpha=32.0, targets=("attn", "mlp", "unembed")),
@@ -54,5 +54,5 @@ def smollm2_135m() -> Definition:
     )
 
 
-RECIPES: Mapping[str, Callable[[], Definition]] = MappingProxyType({"smollm2_135m": smollm2_135m})
+RECIPES = by_name(smollm2_135m)
 """The definitions of this family."""
