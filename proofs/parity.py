@@ -1,12 +1,14 @@
-"""The trainer's numbers equal Hugging Face + PEFT and float64: loss, gradients, AdamW, exported adapter.
+"""The trainer's numbers equal Hugging Face + PEFT and float64, in every layout: loss, gradients, AdamW, exported adapter.
 
 On the same weights, with every B non-zero: the shipped `tiny` (tied embeddings, trained; on the sums it was trained on) and
 two random Qwen3 models, tied and untied, on rows of 1 to 128 tokens. What is compared with is in
-`tests/miles_backend/reference.py`.
+`tests/miles_backend/reference.py`. Layouts of several ranks are in `_layouts.py`; `--table FILE` also writes their table
+into the documentation, between its markers.
 """
 
 from __future__ import annotations
 
+import argparse
 import logging
 import sys
 import tempfile
@@ -23,6 +25,8 @@ from transformers.utils.logging import disable_progress_bar
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from _layouts import markdown, parity_table
+
 from tests.miles_backend import reference as ref
 
 if TYPE_CHECKING:
@@ -35,12 +39,17 @@ ADAMW = 1e-6
 EXPORT = 1e-4
 LENGTHS = (1, 2, 17, 128, 17)
 MODEL = "proof"
+BEGIN, END = "<!-- parity table: make prove-parity -->", "<!-- end of the parity table -->"
 
 
 def main() -> None:
     """All figures of all models; a part that raises is one failed figure."""
     logging.disable(logging.WARNING)
     disable_progress_bar()
+    parser = argparse.ArgumentParser(description="Compare the trainer with Hugging Face + PEFT.")
+    parser.add_argument("--table", type=Path, help="document whose table to write anew")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
     proof = Proof("parity")
     with tempfile.TemporaryDirectory(prefix="lilo-proof-") as folder:
         models = {
@@ -57,6 +66,10 @@ def main() -> None:
                     part(proof, name, backend, definition)
                 backend.unload(MODEL)
             backend.close()
+        rows = parity_table(proof, Path(folder))
+    if table := arguments.table:
+        before, _, rest = table.read_text("utf-8").partition(BEGIN)
+        table.write_text(f"{before}{BEGIN}\n{markdown(rows)}{END}{rest.partition(END)[2]}", "utf-8")
     proof.end()
 
 
