@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import resource
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any, NoReturn
 
 import tinker
@@ -92,6 +95,22 @@ def outcome(call: Callable[[], Any], limit_s: float = LIMIT_S) -> tuple[str | No
     except Exception as error:  # any error is an answer here
         return f"{type(error).__name__}: {error}", time.perf_counter() - started
     return None, time.perf_counter() - started
+
+
+def medians_of(command: list[str], tries: int = 9) -> tuple[float, float]:
+    """Median wall time and median processor time of a command, in seconds; a first run is not counted.
+
+    The clock is what a person waits for; on a busy machine it holds the others' work too, which the second tells.
+    """
+    wall: list[float] = []
+    busy: list[float] = []
+    for _ in range(tries + 1):
+        before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        wall.append(time.perf_counter() - started)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        busy.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return round(median(wall[1:]), 3), median(busy[1:])
 
 
 def tokens(seed: int, count: int) -> list[int]:

@@ -9,21 +9,18 @@ from __future__ import annotations
 import gzip
 import json
 import logging
-import resource
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import _measured as measured
 import lilo_definitions
 import numpy as np
 import torch
-from _proof import Proof
+from _proof import Proof, medians_of
 from lilo_definitions import ARCHITECTURES, Definition, architecture_of
 from lilo_definitions.planner import Job, make_plan
 from torch.profiler import ProfilerActivity, profile
@@ -40,7 +37,6 @@ CPU_PEAK = 0.15
 STEP = 0.25
 PLAN_S, HELP_S = 0.5, 0.3
 """Of the whole command, by the clock; the median of some tries."""
-TRIES = 9
 
 
 def main() -> None:
@@ -179,27 +175,13 @@ def every_definition(proof: Proof) -> None:
 
 
 def answer_times(proof: Proof) -> None:
-    """What a person waits for: the clock's median. On a busy machine it holds the others' work too; the words say both."""
+    """What a person waits for."""
     for words, limit in (("plan qwen3_8_27b_miles_lora_256k", PLAN_S), ("--help", HELP_S)):
-        wall, busy = _medians([*_LILO, *words.split()])
+        wall, busy = medians_of([*_LILO, *words.split()])
         proof.at_most(f"lilo {words}, s by the clock (processor {busy:.2f} s)", wall, limit)
 
 
 _LILO = [str(Path(sys.executable).parent / "lilo")]
-
-
-def _medians(command: list[str]) -> tuple[float, float]:
-    """Median wall time and processor time of a command."""
-    busy: list[float] = []
-    wall: list[float] = []
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
-    for _ in range(TRIES):
-        before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        wall.append(time.perf_counter() - started)
-        busy.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    return round(median(wall), 3), median(busy)
 
 
 if __name__ == "__main__":
