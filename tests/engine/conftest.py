@@ -145,6 +145,10 @@ class HeldBackend(MemoryBackend):
         self._enter("load", model_id)
         super().load(model_id, source, with_optimizer=with_optimizer)
 
+    def prepare_load(self, source, *, with_optimizer):
+        self._enter("prepare_load", str(source))
+        super().prepare_load(source, with_optimizer=with_optimizer)
+
     def drop_gradients(self, model_id):
         self._enter("drop_gradients", model_id)
         super().drop_gradients(model_id)

@@ -34,6 +34,7 @@ from lilo_engine.errors import (
 )
 from lilo_engine.journal import MemoryJournal
 from lilo_engine.operations.operation import ForwardBackward, ModelId, OptimStep, SaveState
+from lilo_engine.operations.reference import CheckpointRef
 from lilo_engine.operations.result import Complete, Failed, Pending
 
 from tests.engine.conftest import Build, HeldBackend
@@ -41,9 +42,18 @@ from tests.engine.conftest import Build, HeldBackend
 BUILD = Build()
 TINY = get("tiny").derive(lora={"slots": 3})
 LIMIT_S = 30
-KINDS = ("pass", "forward", "bad pass", "step", "save", "publish")
+KINDS = ("pass", "forward", "bad pass", "step", "save", "publish", "load")
 LIVE = 5
-HOLDS = ("create_adapter", "forward_backward", "optim_step", "persist", "capture", "unload", "load")
+HOLDS = (
+    "create_adapter",
+    "forward_backward",
+    "optim_step",
+    "persist",
+    "capture",
+    "unload",
+    "load",
+    "prepare_load",
+)
 FAILS = ("forward_backward", "optim_step", "persist", "capture")
 
 
@@ -79,6 +89,8 @@ def operation(kind, name, number):
             return BUILD.step(name, number)
         case "save":
             return BUILD.save(name, number, name=f"state-{number}")
+        case "load":
+            return BUILD.load(name, number, CheckpointRef(run_id=name, kind="weights", name="none"))
         case _:
             return BUILD.publish(name, number, name=f"snapshot-{number}")
 

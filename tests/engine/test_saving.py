@@ -1,9 +1,10 @@
 """Saving and loading: lanes beside training, names, and states that go on exactly."""
 
 import pytest
-from lilo_engine.errors import InvalidRequest
+from lilo_engine.errors import BackendLost, Gone, InvalidRequest, NotFound
+from lilo_engine.operations.operation import ModelId
 from lilo_engine.operations.reference import CheckpointRef
-from lilo_engine.operations.result import Pending
+from lilo_engine.operations.result import ModelCreated, Pending
 
 pytestmark = pytest.mark.anyio
 
@@ -67,3 +68,85 @@ async def test_a_taken_checkpoint_name_is_the_users_mistake(build, running):
             await rig.error(await rig.engine.submit(build.save("m", 2))), InvalidRequest
         )
         await rig.do(build.save("m", 3, overwrite=True))
+
+
+async def saved_state(build, rig):
+    """A model `a` that trained and was saved, and its checkpoint."""
+    await rig.create(build.model("a"))
+    await rig.do(build.forward_backward("a", 1))
+    await rig.do(build.step("a", 2))
+    return (await rig.do(build.save("a", 3))).ref
+
+
+async def test_others_train_while_a_checkpoint_is_read_and_its_own_model_waits(build, running):
+    async with running() as rig:
+        source = await saved_state(build, rig)
+        await rig.create(build.model("b"))
+        rig.backend.hold("prepare_load")
+        load = await rig.engine.submit(build.load("a", 4, source))
+        refused = await rig.engine.submit(build.forward_backward("a", 5, loss="nonsense"))
+        after = await rig.engine.submit(build.forward_backward("a", 6))
+        await rig.reached("prepare_load")
+        await rig.do(build.forward_backward("b", 1))
+        await rig.do(build.step("b", 2))
+        for request_id in (load, refused, after):
+            assert isinstance(await rig.engine.retrieve(request_id, 0), Pending)
+        rig.backend.let_go("prepare_load")
+        assert (await rig.result(load)).ref == source
+        assert isinstance(await rig.error(refused), InvalidRequest)
+        await rig.result(after)
+        assert [entry[0] for entry in rig.backend.log][-2:] == ["load", "forward_backward"]
+
+
+async def test_others_train_while_what_a_model_is_made_from_is_read(build, running):
+    async with running() as rig:
+        source = await saved_state(build, rig)
+        rig.backend.hold("prepare_load")
+        created = await rig.engine.create_model(build.model("b", source=source))
+        await rig.reached("prepare_load")
+        await rig.do(build.forward_backward("a", 4))
+        rig.backend.let_go("prepare_load")
+        await rig.result(created)
+        await rig.do(build.forward_backward("b", 1))
+
+
+async def test_a_checkpoint_that_cannot_be_read_fails_its_load_and_nothing_else(build, running):
+    async with running() as rig:
+        await saved_state(build, rig)
+        missing = CheckpointRef(run_id="a", kind="weights", name="never-saved")
+        load = await rig.engine.submit(build.load("a", 4, missing))
+        assert isinstance(await rig.error(load), NotFound)
+        await rig.do(build.forward_backward("a", 5))
+        await rig.do(build.step("a", 6))
+        assert ("load", "a") not in rig.backend.log
+
+
+@pytest.mark.parametrize("how", ["load", "creation"])
+async def test_a_model_that_ends_while_its_checkpoint_is_read_frees_its_slot(
+    build, running, limits, how
+):
+    async with running(limits(slots=2)) as rig:
+        source = await saved_state(build, rig)
+        rig.backend.hold("prepare_load")
+        if how == "load":
+            waits = await rig.engine.submit(build.load("a", 4, source))
+        else:
+            waits = await rig.engine.create_model(build.model("b", source=source))
+        await rig.reached("prepare_load")
+        await rig.engine.unload(ModelId("a" if how == "load" else "b"), "its client left")
+        rig.backend.let_go("prepare_load")
+        assert isinstance(await rig.error(waits), Gone)
+        for name in ("c", "d") if how == "load" else ("c",):
+            await rig.create(build.model(name))
+
+
+async def test_a_trainer_lost_while_a_checkpoint_is_read_is_no_reason_to_wait(build, running):
+    async with running() as rig:
+        source = await saved_state(build, rig)
+        rig.backend.hold("prepare_load")
+        load = await rig.engine.submit(build.load("a", 4, source))
+        await rig.reached("prepare_load")
+        created = await rig.engine.create_model(build.model("b", source=source))
+        rig.launcher.started[-1].lose("the power went")
+        assert isinstance(await rig.error(load), BackendLost)
+        assert isinstance(await rig.result(created), ModelCreated)

@@ -1,6 +1,7 @@
 """Hosting: carries out what was decided about slots on one running trainer: makes models, puts them aside, frees slots.
 
-`slots.py` decides and `serving.py` calls, on the GPU lane; only the writing of a suspended model goes on beside it.
+`slots.py` decides and `serving.py` calls, on the GPU lane; reading what a model is made from and writing one that is
+suspended go on beside it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from lilo_engine.operations.operation import ModelId
 from lilo_engine.operations.result import ModelCreated
 from lilo_engine.operations.roster import Model
 from lilo_engine.saving import Saving
-from lilo_engine.slots import Cover, Create, SlotStep, Suspend, Unload
+from lilo_engine.slots import Cover, Create, Prepare, SlotStep, Suspend, Unload
 from lilo_engine.work import Work
 
 _log = logging.getLogger(__name__)
@@ -44,8 +45,10 @@ class Hosting:
     async def carry_out(self, step: SlotStep, lanes: anyio.abc.TaskGroup) -> None:
         """Do one step; returns when the GPU lane is free again."""
         match step:
+            case Prepare():
+                lanes.start_soon(self._prepare, step.model)
             case Create():
-                await self._create(step.model)
+                await self._create(step)
             case Unload():
                 await self._unload(step.model_id)
             case Suspend():
@@ -53,12 +56,23 @@ class Hosting:
             case Cover():
                 await self._cover(step, lanes)
 
-    async def _create(self, model: Model) -> None:
+    async def _prepare(self, model: Model) -> None:
+        request = model.to_be_made
+        assert request.source is not None, "a model from nothing needs no preparation"
+        error = await self.dispatcher.prepare(request.source, with_optimizer=request.with_optimizer)
+        self.work.slots.prepared(Create(model, error))
+        self.work.notify()
+
+    async def _create(self, step: Create) -> None:
         """Fill a slot: with a new model, or with one that was put aside."""
+        model, error = step.model, step.refusal
         coming_back = model.phase == "suspended"
-        span = self.recorder.begin("gpu", "create", (model.model_id,))
-        error = await self.dispatcher.create(model.to_be_made)
-        self.recorder.end(span, failed=error is not None)
+        if model.ended:
+            error = model.gone()
+        elif error is None:
+            span = self.recorder.begin("gpu", "create", (model.model_id,))
+            error = await self.dispatcher.create(model.to_be_made)
+            self.recorder.end(span, failed=error is not None)
         if error is not None:
             self.work.residency.failed(model.model_id)
         else:

@@ -2,6 +2,7 @@
 
     GPU lane       waits for: work that can start        unblocked by: submissions, finished saves, new models
     a persist      waits for: the trainer                 unblocked by: its answer; then its lane is free again
+    a preparation  waits for: the trainer                 unblocked by: its answer; then what was read can be loaded
     look           waits for: some seconds                unblocked by: the clock
     watch          waits for: the end of the trainer      unblocked by: the launcher
 
@@ -39,7 +40,7 @@ from lilo_engine.operations.roster import Model
 from lilo_engine.saving import Saving
 from lilo_engine.schedule.lanes import PersistLane
 from lilo_engine.schedule.plan import Plan
-from lilo_engine.work import Work
+from lilo_engine.work import Load, Work
 
 _log = logging.getLogger(__name__)
 
@@ -131,6 +132,8 @@ class Serving:
                     await self.work.wait()
                 case Plan():
                     await self._carry_out(step, lanes)
+                case Load():
+                    await self._load(step)
                 case _:
                     await self._hosting.carry_out(step, lanes)
         self._tell_idle()
@@ -145,23 +148,15 @@ class Serving:
         match operation:
             case ForwardBackward():
                 await self._pass(plan)
-                return
             case OptimStep():
                 await self._steps(plan)
-                return
             case LoadState():
-                span = self.recorder.begin("gpu", "load", (operation.model_id,), reason=plan.reason)
-                outcome = await self._dispatcher.load(operation, model.window)
-                self.recorder.end(span, failed=isinstance(outcome, LiloError))
-                if not isinstance(outcome, LiloError):
-                    self.work.history.loaded(operation)
+                self.work.begin_load(model)
+                lanes.start_soon(self._prepare, model, plan, operation)
             case SaveState() | SaveSampler():
                 await self._capture(plan, operation, lanes)
-                return
             case _:
                 raise AssertionError(f"{operation} was settled before")
-        self._settle(model, plan.entries[0], outcome)
-        self.work.settled(model)
 
     async def _steps(self, plan: Plan) -> None:
         """One after another; each client hears of its own at once."""
@@ -221,6 +216,34 @@ class Serving:
             self.work.fail(model, entry, outcome)
         else:
             self.work.complete(model, entry, outcome)
+
+    # Loads.
+
+    async def _prepare(self, model: Model, plan: Plan, operation: LoadState) -> None:
+        """Read the checkpoint beside the GPU lane: minutes of reading and digesting are nobody else's wait."""
+        error = await self._dispatcher.prepare(
+            operation.source, with_optimizer=operation.with_optimizer
+        )
+        self.work.prepared(Load(model, plan, error))
+
+    async def _load(self, step: Load) -> None:
+        (entry,), model = step.plan.entries, step.model
+        operation = entry.operation
+        assert isinstance(operation, LoadState), "a load is a plan of its own"
+        if model.ended:
+            outcome: Outcome = model.gone()
+        elif step.refusal is not None:
+            outcome = step.refusal
+        else:
+            span = self.recorder.begin(
+                "gpu", "load", (operation.model_id,), reason=step.plan.reason
+            )
+            outcome = await self._dispatcher.load(operation, model.window)
+            self.recorder.end(span, failed=isinstance(outcome, LiloError))
+            if not isinstance(outcome, LiloError):
+                self.work.history.loaded(operation)
+        self._settle(model, entry, outcome)
+        self.work.loaded(model)
 
     # Saves.
 

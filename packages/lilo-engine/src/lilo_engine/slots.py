@@ -9,10 +9,12 @@ are a cache over models.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from lilo_engine.errors import LiloError
 from lilo_engine.operations.ids import SUSPENDED_NAME
 from lilo_engine.operations.operation import ModelId, SaveState
 from lilo_engine.operations.residency import Place, Residency
@@ -27,10 +29,19 @@ LOOK_AGAIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Create:
-    """A model gets a slot."""
+class Prepare:
+    """A model has a slot and is made from a checkpoint, which is to be read beside the GPU lane."""
 
     model: Model
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """A model is made in its slot; what it is made from was read before."""
+
+    model: Model
+    refusal: LiloError | None = None
+    """Why it cannot be made from that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +67,7 @@ class Cover:
     save: SaveState
 
 
-SlotStep: TypeAlias = Create | Unload | Suspend | Cover
+SlotStep: TypeAlias = Prepare | Create | Unload | Suspend | Cover
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,6 +79,7 @@ class Slots:
     suspend_idle_s: float
     """How long nothing was asked of a model before one that waits may have its slot."""
     residency: Residency = field(default_factory=Residency)
+    _prepared: deque[Create] = field(default_factory=deque[Create])
     _look_again_s: float = -math.inf
     """Before then no model can have been idle for long enough."""
 
@@ -76,22 +88,28 @@ class Slots:
         leaving = self.residency.next_to_free()
         if leaving is not None:
             return Unload(leaving)
+        if self._prepared:
+            return self._prepared.popleft()
         first = self.residency.next_to_make()
         if first is not None:
             model = self.roster.resident(first)
             model.creation_tries += 1
             self.residency.begin(first)
-            return Create(model)
+            return Create(model) if model.to_be_made.source is None else Prepare(model)
         return self._suspension(now_s) if self.residency.is_short else None
 
     def cover(self, model: Model) -> Cover | None:
         """The save of a model that works, if it can begin: between two windows, and with its lane free."""
         save = _save_of(model)
         free = not self.lanes.persisting(model.model_id) and self.lanes.is_free_for(save)
-        if model.phase != "ready" or not model.window.is_empty or not free:
+        if model.phase != "ready" or model.loading or not model.window.is_empty or not free:
             return None
         self.lanes.reserve("checkpoint", model.model_id)
         return Cover(model, save)
+
+    def prepared(self, step: Create) -> None:
+        """What a model is made from has been read, or cannot be."""
+        self._prepared.append(step)
 
     def until_idle_s(self, now_s: float) -> float:
         """Until somebody who waits for a slot may get that of an idle model."""
@@ -123,6 +141,7 @@ class Slots:
         models = self.roster.all_resident()
         lost = [model for model in models if not self._outlives(model)]
         kept = [model for model in models if self._outlives(model)]
+        self._prepared.clear()
         self.residency.lose(model.model_id for model in kept)
         for model in kept:
             self.want_back(model)
@@ -171,6 +190,7 @@ class Slots:
             now_s - model.active_s >= self.suspend_idle_s
             and model.window.is_empty
             and model.ledger.sequence.peek() is None
+            and not model.loading
             and not self.lanes.persisting(model.model_id)
         )
 

@@ -6,7 +6,9 @@ plain functions of one event loop, so that every change is whole; the only waiti
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import anyio
 from lilo_definitions import Definition
@@ -14,14 +16,8 @@ from lilo_definitions import Definition
 from lilo_engine.errors import LiloError, Saturated
 from lilo_engine.history.history import History, HistorySettings
 from lilo_engine.operations.fingerprint import Fingerprint
-from lilo_engine.operations.ledger import Entry, Ledger, payload_bytes
-from lilo_engine.operations.operation import (
-    CreateModel,
-    ForwardBackward,
-    ModelId,
-    Operation,
-    Refused,
-)
+from lilo_engine.operations.ledger import Entry, Ledger
+from lilo_engine.operations.operation import CreateModel, ModelId, Operation, adds_gradients
 from lilo_engine.operations.reference import CheckpointRef
 from lilo_engine.operations.result import Result
 from lilo_engine.operations.roster import Model, Roster
@@ -34,6 +30,16 @@ from lilo_engine.waiting import Waiters
 
 MAX_IN_LINE = 1024
 """Models that may wait for a slot: each has a client that could be told now that it will not be soon."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A checkpoint was read for a model, and is now to be loaded into it."""
+
+    model: Model
+    plan: Plan
+    refusal: LiloError | None
+    """Why it cannot be."""
 
 
 class Work:
@@ -71,6 +77,7 @@ class Work:
         self.residency = self.slots.residency
         self._max_queued = definition.limits.max_queued_operations
         self._clock = clock
+        self._loads: deque[Load] = deque()
         self._running: set[ModelId] = set()
         """Models with an operation on the GPU lane: what comes after it cannot be settled yet."""
         self._slots_were_last = False
@@ -110,7 +117,7 @@ class Work:
         Raises:
             Saturated: too many of this model wait, or too much of its owner's.
         """
-        self._check_owners_room(model, operation)
+        self.roster.check_owners_room(model, operation)
         entry = model.ledger.submit(operation, fingerprint, refusal)
         self.history.payloads.park(entry)
         model.active_s = self._clock()
@@ -130,13 +137,15 @@ class Work:
         with anyio.move_on_after(self.slots.until_idle_s(self._clock())):
             await self._news.wait()
 
-    def next_step(self) -> SlotStep | Plan | None:
+    def next_step(self) -> SlotStep | Load | Plan | None:
         """What runs next on the GPU lane; None when nothing can start. Operations of a plan are taken.
 
         Slots and plans take turns, so that neither clients that come and go nor those that train hold up the others.
         """
         self._news = anyio.Event()
         self._running.clear()
+        if self._loads:
+            return self._loads.popleft()
         cover = self._cover()
         if cover is not None:
             return cover
@@ -167,6 +176,23 @@ class Work:
         model.move("suspended")
         self.residency.leave(model.model_id)
         self.notify()
+
+    def begin_load(self, model: Model) -> None:
+        """A checkpoint is read for the model; what comes after the load waits."""
+        model.loading = True
+        self.scheduler.remove(model.model_id)
+
+    def prepared(self, load: Load) -> None:
+        """It was read, or cannot be."""
+        self._loads.append(load)
+        self.notify()
+
+    def loaded(self, model: Model) -> None:
+        """The load has ended, well or not: the model goes on."""
+        model.loading = False
+        if model.phase == "ready":
+            self.scheduler.add(model.model_id, model.ledger.sequence)
+        self.settled(model)
 
     def settled(self, model: Model) -> None:
         """What ran of the model on the GPU lane has ended."""
@@ -213,6 +239,7 @@ class Work:
         """Forget the lanes and the slots of a lost trainer; the models whose state is gone with it."""
         self.scheduler.lanes.clear()
         self.history.lose_trainer()
+        self._loads.clear()
         return self.slots.lose_trainer()
 
     def fail_unfinished(self, model: Model, error: LiloError) -> None:
@@ -251,41 +278,15 @@ class Work:
                 self._running.add(model_id)
         return plan
 
-    def _check_owners_room(self, model: Model, operation: Operation) -> None:
-        """Refuse what an owner with a limit has no room for.
-
-        What its own parked operations wait for is let in, or they would wait for ever.
-        """
-        limit = model.request.max_waiting_bytes
-        sequence = model.ledger.sequence
-        if limit is None or (operation.seq_id == sequence.next and len(sequence)):
-            return
-        owner = model.request.owner
-        theirs = (m for m in self.roster.all_resident() if m.request.owner == owner)
-        held = sum(m.ledger.unfinished_bytes for m in theirs)
-        size = payload_bytes(operation)
-        if held and held + size > limit:
-            raise Saturated(
-                f"the unfinished operations of this key hold {held} bytes, {size} more would exceed its limit of "
-                f"{limit}; await results before sending more"
-            )
-
     def _settle_refused(self, model: Model) -> None:
         """Fail what was refused and is next; that needs no trainer, so it does not wait for other models."""
-        if model.phase in ("creating", "ended") or model.model_id in self._running:
+        if model.phase in ("creating", "ended") or model.loading or model.model_id in self._running:
             return
         sequence = model.ledger.sequence
         head = sequence.peek()
         while head is not None and head.refusal is not None:
             sequence.take()
-            if head.operation is not None and _adds_gradients(head.operation):
+            if head.operation is not None and adds_gradients(head.operation):
                 model.window.spoil(f"forward_backward number {head.seq_id}", head.refusal)
             self.fail(model, head, head.refusal)
             head = sequence.peek()
-
-
-def _adds_gradients(operation: Operation) -> bool:
-    """Whether it would have added to the gradients had it not been refused."""
-    if isinstance(operation, Refused):
-        return operation.adds_gradients
-    return isinstance(operation, ForwardBackward) and not operation.forward_only

@@ -32,6 +32,7 @@ from lilo_engine.operations.operation import (
     SaveSampler,
     SaveState,
 )
+from lilo_engine.operations.reference import CheckpointRef
 from lilo_engine.operations.result import Loaded, Passed, Result, Stepped
 from lilo_engine.operations.window import Window
 
@@ -73,6 +74,10 @@ class Dispatcher:
         if error is not None:
             await self.unload(request.model_id)
         return error
+
+    async def prepare(self, source: CheckpointRef, *, with_optimizer: bool) -> LiloError | None:
+        """Have a checkpoint read and checked, beside the GPU lane; why it cannot be loaded, if so."""
+        return await self._try(self.backend.prepare_load, source, with_optimizer=with_optimizer)
 
     async def unload(self, model_id: ModelId) -> None:
         """Free the slot. It cannot be refused: a trainer that fails here has lost track of its slots."""

@@ -145,3 +145,10 @@ class Refused:
 
 
 Operation: TypeAlias = ForwardBackward | OptimStep | SaveState | SaveSampler | LoadState | Refused
+
+
+def adds_gradients(operation: Operation) -> bool:
+    """Whether it adds to the gradients of its window, or would have, had it not been refused."""
+    if isinstance(operation, Refused):
+        return operation.adds_gradients
+    return isinstance(operation, ForwardBackward) and not operation.forward_only

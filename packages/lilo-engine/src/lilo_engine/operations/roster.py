@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
-from lilo_engine.errors import Gone, NotFound
-from lilo_engine.operations.ledger import Entry, Ledger
-from lilo_engine.operations.operation import CreateModel, ModelId, RequestId
+from lilo_engine.errors import Gone, NotFound, Saturated
+from lilo_engine.operations.ledger import Entry, Ledger, payload_bytes
+from lilo_engine.operations.operation import CreateModel, ModelId, Operation, RequestId
 from lilo_engine.operations.reference import CheckpointRef
 from lilo_engine.operations.window import Window
 
@@ -49,6 +49,8 @@ class Model:
     window: Window = field(default_factory=Window)
     active_s: float = 0.0
     """When something was last asked of it or finished, by the engine's clock."""
+    loading: bool = False
+    """Whether a checkpoint is being read for it: nothing of it may run before that was loaded."""
     kept: CheckpointRef | None = None
     """What the engine last saved of it by itself; that name is the engine's to overwrite."""
     creation_tries: int = 0
@@ -159,6 +161,28 @@ class Roster:
     def all_ended(self) -> list[Model]:
         """Models whose life is over, as far as they are remembered; something of them may still run."""
         return list(self._ended.values())
+
+    def check_owners_room(self, model: Model, operation: Operation) -> None:
+        """Refuse an operation for which its owner, who has a limit, has no room.
+
+        What the model's own parked operations wait for is let in, or they would wait for ever.
+
+        Raises:
+            Saturated: the unfinished operations of all the owner's models hold too much.
+        """
+        limit = model.request.max_waiting_bytes
+        sequence = model.ledger.sequence
+        if limit is None or (operation.seq_id == sequence.next and len(sequence)):
+            return
+        owner = model.request.owner
+        theirs = (m for m in self._resident.values() if m.request.owner == owner)
+        held = sum(m.ledger.unfinished_bytes for m in theirs)
+        size = payload_bytes(operation)
+        if held and held + size > limit:
+            raise Saturated(
+                f"the unfinished operations of this key hold {held} bytes, {size} more would exceed its limit of "
+                f"{limit}; await results before sending more"
+            )
 
     def entry(self, request_id: RequestId) -> tuple[Model, Entry]:
         """The model and entry of a future.

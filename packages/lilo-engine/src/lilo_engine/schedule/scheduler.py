@@ -83,7 +83,7 @@ class Scheduler:
         """Why the next operation of a model has not started, in words."""
         parked = self._parked.get(model_id)
         if parked is None:
-            return "the model is being created"
+            return "its model is being made, put aside, brought back or loaded"
         missing = parked.missing()
         if missing is not None:
             return f"number {missing} has not come"
