@@ -4,16 +4,21 @@ Every test here runs one scenario twice: as it is built, and with the fix that i
 same assertions must fail.
 """
 
+import contextlib
 import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from lilo_engine.commands.command import Published
 from lilo_engine.errors import CommandFailed
 from lilo_engine.operations.reference import CheckpointRef
 from lilo_miles_backend.adapter_state import assemble
 from lilo_miles_backend.checkpoints import load_training, persist_sampler, persist_training
+from lilo_miles_backend.checkpoints.capture_files import CaptureFiles
+from lilo_miles_backend.sampler.adapters import read_adapter
+from lilo_miles_backend.sampler.weights import read_base
 from lilo_volume import Attempt, Entry, LocalVolume, SoloGroup, VolumeBusy, catalogue
 from lilo_volume.publish import Publisher
 from lilo_volume.testing import run_ranks
@@ -86,6 +91,16 @@ class TwoNodes:
         parts = run_ranks(WORLD, load)
         assert not [part for part in parts if isinstance(part, BaseException)], parts
         assert_equal_states(self.state, assemble(parts))
+
+
+def held_below(root: Path) -> list[str]:
+    """What this process holds open or has mapped below a folder; either refuses a reload."""
+    open_files = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            open_files.append(str(descriptor.readlink()))
+    mapped = [line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()]
+    return [path for path in (*open_files, *mapped) if path.startswith(f"{root}/")]
 
 
 @pytest.fixture(params=MODES, ids=["kind", "commit reloads", "background commits"])
@@ -171,6 +186,24 @@ def test_an_open_capture_file_stops_no_save(nodes, monkeypatch):
 
         monkeypatch.setattr(Attempt, "publish", reload_before)
         fails(lambda: nodes.assert_whole(nodes.save("two"), "two"))
+
+
+def test_nothing_that_was_loaded_or_captured_holds_a_file_of_the_volume(nodes, tiny_folder):
+    volume, root = nodes.volumes[0], nodes.volumes[0].root
+    nodes.save()
+    snapshot = persist_sampler(volume, SoloGroup(), nodes.state, destination("sampler_weights"))
+    ref = CheckpointRef(run_id=RUN, kind="weights", name="one")
+    loaded = load_training(volume, ref)
+    files = CaptureFiles(volume)
+    files.put("c", nodes.state.weights)
+    captured = files.take("c")
+    base = read_base(tiny_folder, dtype=torch.float32, device=torch.device("cpu"))
+    adapter = read_adapter("a", snapshot.folder, base)
+    held = [loaded, captured, adapter]
+    assert held_below(root) == [], held
+
+    mapped = load_file(Path(snapshot.folder) / "adapter_model.safetensors")
+    assert len(held_below(root)) == 1 == len({len(mapped)}), "a mapped file does show"
 
 
 def test_a_save_short_of_one_shard_is_refused_by_name_and_the_previous_stays(nodes, monkeypatch):

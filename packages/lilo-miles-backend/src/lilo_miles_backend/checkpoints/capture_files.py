@@ -20,7 +20,7 @@ from collections.abc import Mapping
 import torch
 from lilo_engine.control.process_identity import is_dead, process_identity
 from lilo_volume import Volume, VolumeError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save_file
 
 CAPTURES = ".captures"
 """Folder of all of them, below the root of the volume."""
@@ -64,7 +64,8 @@ class CaptureFiles:
         """
         place = self._volume.local_path(self._path(capture_id))
         try:
-            return load_file(place)
+            # Not `load_file`: that maps the file, which counts as open for as long as a tensor of it lives.
+            return load(place.read_bytes())
         except Exception as error:
             raise OSError(f"the capture in {place} cannot be read: {error}") from error
         finally:
