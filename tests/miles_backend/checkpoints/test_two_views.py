@@ -114,7 +114,7 @@ def fails(scenario: Callable[[], None]) -> None:
         scenario()
 
 
-def test_one_rank_of_each_node_commits_although_both_have_one_host_name(nodes):
+def test_b35_one_rank_of_each_node_commits_although_both_have_one_host_name(nodes):
     assert len({socket.gethostname() for _ in nodes.containers}) == 1
     nodes.assert_whole(nodes.save())
     shards = {e.path for e in catalogue(nodes.volumes[0])[0].manifest.files}
@@ -139,7 +139,7 @@ class ViewIsTruth(EmulatedVolume):
         ]
 
 
-def test_what_counts_is_the_committed_state_and_not_what_rank_zero_sees(nodes):
+def test_b35_what_counts_is_the_committed_state_and_not_what_rank_zero_sees(nodes):
     nodes.assert_whole(nodes.save())
     seen = {path.name for path in nodes.volumes[0].root.rglob("*.distcp")}
     if nodes.emulator.modes.commit_reload == "off":
@@ -151,7 +151,7 @@ def test_what_counts_is_the_committed_state_and_not_what_rank_zero_sees(nodes):
     )
 
 
-def test_a_snapshot_can_be_read_by_its_writer_at_once(nodes):
+def test_b35_a_snapshot_can_be_read_by_its_writer_at_once(nodes):
     published = persist_sampler(
         nodes.volumes[0], SoloGroup(), nodes.state, destination("sampler_weights")
     )
@@ -167,7 +167,7 @@ def test_a_snapshot_can_be_read_by_its_writer_at_once(nodes):
     fails(lambda: readable(str(nodes.volumes[1].root / relative)))
 
 
-def test_an_open_capture_file_stops_no_save(nodes, monkeypatch):
+def test_b35_an_open_capture_file_stops_no_save(nodes, monkeypatch):
     capture = nodes.volumes[1].root / ".captures" / "open"
     capture.parent.mkdir()
     capture.write_bytes(b"a capture of the engine on this node")
@@ -188,7 +188,7 @@ def test_an_open_capture_file_stops_no_save(nodes, monkeypatch):
         fails(lambda: nodes.assert_whole(nodes.save("two"), "two"))
 
 
-def test_nothing_that_was_loaded_or_captured_holds_a_file_of_the_volume(nodes, tiny_folder):
+def test_b35_nothing_that_was_loaded_or_captured_holds_a_file_of_the_volume(nodes, tiny_folder):
     volume, root = nodes.volumes[0], nodes.volumes[0].root
     nodes.save()
     snapshot = persist_sampler(volume, SoloGroup(), nodes.state, destination("sampler_weights"))
@@ -206,7 +206,9 @@ def test_nothing_that_was_loaded_or_captured_holds_a_file_of_the_volume(nodes, t
     assert len(held_below(root)) == 1 == len({len(mapped)}), "a mapped file does show"
 
 
-def test_a_save_short_of_one_shard_is_refused_by_name_and_the_previous_stays(nodes, monkeypatch):
+def test_b35_a_save_short_of_one_shard_is_refused_by_name_and_the_previous_stays(
+    nodes, monkeypatch
+):
     nodes.assert_whole(nodes.save())
     publish = Attempt.publish
 
@@ -228,7 +230,7 @@ def test_a_save_short_of_one_shard_is_refused_by_name_and_the_previous_stays(nod
     fails(lambda: refused_by_name("two"))
 
 
-def test_a_node_without_the_volume_is_refused_on_all_ranks(nodes, tmp_path):
+def test_b35_a_node_without_the_volume_is_refused_on_all_ranks(nodes, tmp_path):
     stray = LocalVolume(tmp_path / "stray")
 
     def refused(volume: Callable[[int], object]) -> None:
