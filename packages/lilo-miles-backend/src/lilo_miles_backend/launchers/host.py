@@ -33,7 +33,8 @@ _log = logging.getLogger(__name__)
 
 TIMEOUT_WORDS = ("timed out", "timeout")
 COLLECTIVE_WORDS = ("gloo", "nccl", "connection closed by peer", "processgroup")
-"""How errors of torch.distributed are told from others: most of them are plain RuntimeErrors."""
+"""How errors of torch.distributed are told from others: most of them are plain RuntimeErrors. Those of publishing
+together have types of their own."""
 
 
 class RankHost:
@@ -122,7 +123,7 @@ def is_collective(error: BaseException) -> bool:
     """Whether a collective raised it, or what it was raised from. Pure."""
     seen: BaseException | None = error
     while seen is not None:
-        if type(seen).__name__.startswith("Dist") or (
+        if type(seen).__name__.startswith(("Dist", "PeerFailed", "RankLost")) or (
             isinstance(seen, RuntimeError) and _mentions(seen, COLLECTIVE_WORDS)
         ):
             return True
