@@ -28,6 +28,7 @@ from lilo_volume import (
     SoloGroup,
     begin,
     collect_garbage,
+    is_pinned,
     latest,
     lease,
     pin,
@@ -37,7 +38,7 @@ from lilo_volume import (
     set_expiry,
     unpin,
 )
-from lilo_volume.manifest import attempt_folder
+from lilo_volume.manifest import attempt_folder, name_folder
 from lilo_volume.testing.emulator import Emulator, Modes
 
 COLLECTIONS = st.sampled_from(["one", "one", "one", "two"])
@@ -97,6 +98,8 @@ class History(RuleBasedStateMachine):
         self.barred = {}
         """Whole, but quarantined, as `good`."""
         self.leased = []
+        self.lost = []
+        """Of those: leases whose holder is gone, so that only time ends them."""
         self.alive = []
         self.expires = {}
 
@@ -253,7 +256,7 @@ class History(RuleBasedStateMachine):
 
     @rule(held=consumes(leases))
     def release(self, held):
-        if held is not None:
+        if held is not None and held not in self.lost:
             held.release()
             self.leased.remove(held)
 
@@ -290,11 +293,23 @@ class History(RuleBasedStateMachine):
             must_stay = newest[collection]
             assert must_stay is not checkpoint, "the newest verified was removed"
             del self.good[collection, name]
+        self.forget_pins_about_nothing()
         for checkpoint in self.barred.values():
             assert self.is_there(checkpoint), "a quarantined checkpoint was removed"
         for since, attempt in self.alive:
             if self.now - since < GUARD_S * 1000:
                 assert (attempt.folder / "x").exists(), "an attempt that runs was removed"
+
+    def forget_pins_about_nothing(self):
+        """A collection takes away the pins of a name under which nothing is left, unless it dies before."""
+        for collection, name in sorted(self.pinned):
+            home = name_folder(collection, "weights", name)
+            # Of an attempt there are files in a folder; a pin lies beside them.
+            left = any(
+                e.path.count("/") > home.count("/") + 1 for e in self.volume.list_committed(home)
+            )
+            if not left and not is_pinned(self.volume, collection, "weights", name):
+                self.pinned.discard((collection, name))
 
     def is_there(self, checkpoint):
         folder = attempt_folder(checkpoint.publication)
@@ -347,13 +362,15 @@ class History(RuleBasedStateMachine):
         for _ in range(2):
             collect_garbage(self.volume, policy, level="full", now_unix_ms=self.now)
             self.now += 86_400_000
+        self.forget_pins_about_nothing()
         kept = {c.publication.attempt: key for key, c in self.good.items() if self.is_there(c)}
         for collection in ("one", "two"):
             assert newest[collection] is None or newest[collection].publication.attempt in kept
         self.good = {key: self.good[key] for key in kept.values()}
         barred = len(self.barred)
         most = len(kept) + len(self.leased) + len(self.pinned) + barred
-        marks = len(self.leased) + len(self.pinned) + len(self.expires) + barred
+        # What is leased may have been quarantined before it was overwritten.
+        marks = 2 * len(self.leased) + len(self.pinned) + len(self.expires) + barred
         assert len(self.volume.list_committed("")) <= most * FILES_OF_ONE + marks
 
     @invariant()
@@ -373,6 +390,7 @@ class HistoryOfViews(History):
 
     def restart(self):
         self.alive.clear()  # attempts of the container that is gone
+        self.lost = list(self.leased)
         self.container.crash()
         self.container = self.emulator.mount()
         self.volume = self.emulator.volume(self.container)

@@ -210,6 +210,7 @@ def test_a20_what_overwrites_a_quarantined_checkpoint_can_be_loaded(volume, publ
     publish("20", {"a": b"good"}, overwrite=True)
     good = open_named(volume, "run:train:0", "weights", "20", verify="full")
     assert (good.folder / "a").read_bytes() == b"good"
+    assert survey(volume).leftovers == ()
 
 
 def test_a24_no_checkpoint_at_all_is_said_with_what_there_is(cluster):

@@ -87,7 +87,7 @@ def _candidate(
         size_bytes=sum(found.sizes.values()),
         checkpoint=None if manifest is None else Checkpoint.of(volume, manifest),
         pinned=pinned and (found is current or current is None),
-        quarantined=found.quarantined,
+        quarantined=found.quarantined and found is current,
         leased_until_unix_ms=max(
             (m.expires_unix_ms for m in about if m.kind == "lease"), default=0
         ),

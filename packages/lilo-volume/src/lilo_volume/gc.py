@@ -207,7 +207,7 @@ class _Collection:
         out: dict[str, str] = {}
         for decision in wanted:
             item = decision.candidate
-            if item.folder in quarantined:
+            if item.folder in quarantined and item.state == "published":
                 out[item.folder] = "it was quarantined meanwhile"
             elif item.folder in leased:
                 out[item.folder] = "a reader has leased it meanwhile"

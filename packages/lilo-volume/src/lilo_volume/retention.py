@@ -93,6 +93,7 @@ class Candidate:
     """Published ones that can be read."""
     pinned: bool = False
     quarantined: bool = False
+    """And not overwritten since."""
     leased_until_unix_ms: int = 0
     expires_unix_ms: int | None = None
     """End of its life, if one is set."""
