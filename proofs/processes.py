@@ -16,6 +16,7 @@ import httpx
 import tinker
 from _proof import LIMIT_S, Proof, adam, datum, largest_difference, logprobs, outcome, step, tokens
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.control.postgres import database, postgres_server, why_not
 from tests.processes.command import Command, engine, front
 

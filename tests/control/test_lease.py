@@ -16,7 +16,8 @@ import sqlalchemy as sa
 from lilo_engine.control import lease as lease_module
 from lilo_engine.control.lease import Lease, LeaseLost, read_lease
 from lilo_engine.control.process_identity import process_identity
-from lilo_engine.control.records import LeaseRow, Records, SecretRow
+from lilo_engine.control.records import Records
+from lilo_engine.control.tables import LeaseRow, SecretRow
 from lilo_engine.errors import Unavailable
 
 pytestmark = pytest.mark.anyio

@@ -8,7 +8,8 @@ import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from lilo_engine.control.records import Base, Records
+from lilo_engine.control.records import Records
+from lilo_engine.control.tables import Base
 from lilo_engine.errors import NotFound, ServerError, Unavailable
 from lilo_engine.operations.reference import CheckpointRef
 from lilo_volume import LocalVolume, SoloGroup, begin

@@ -29,7 +29,8 @@ from sqlalchemy.orm import Session
 
 from lilo_engine.commands.command import Published
 from lilo_engine.control.rebuild import NO_END_MS, look_up, rebuild, row_of, run_of
-from lilo_engine.control.records import CheckpointRow, Records, RunRow
+from lilo_engine.control.records import Records
+from lilo_engine.control.tables import CheckpointRow, RunRow
 from lilo_engine.errors import InvalidRequest, NotFound
 from lilo_engine.operations.ids import session_of
 from lilo_engine.operations.operation import SaveSampler, SaveState

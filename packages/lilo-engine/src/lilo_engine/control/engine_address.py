@@ -10,7 +10,8 @@ import secrets
 from sqlalchemy.orm import Session
 
 from lilo_engine.control.lease import Holder, read_lease
-from lilo_engine.control.records import Records, SecretRow
+from lilo_engine.control.records import Records
+from lilo_engine.control.tables import SecretRow
 from lilo_engine.errors import Unavailable
 from lilo_engine.remote.line import Address
 

@@ -17,7 +17,8 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from lilo_engine.control.access import Caller, KeyLimits, check_owner
-from lilo_engine.control.records import CheckpointRow, KeyRow, Records, RunRow
+from lilo_engine.control.records import Records
+from lilo_engine.control.tables import CheckpointRow, KeyRow, RunRow
 from lilo_engine.errors import InvalidRequest, NotFound
 
 PREFIX = "tml-"

@@ -21,7 +21,8 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from lilo_engine.control.process_identity import is_dead, process_identity
-from lilo_engine.control.records import LeaseRow, Records
+from lilo_engine.control.records import Records
+from lilo_engine.control.tables import LeaseRow
 from lilo_engine.errors import LiloError, Unavailable
 
 _log = logging.getLogger(__name__)

@@ -13,7 +13,8 @@ from urllib.parse import quote
 
 from sqlalchemy.orm import Session
 
-from lilo_engine.control.records import Records, SecretRow
+from lilo_engine.control.records import Records
+from lilo_engine.control.tables import SecretRow
 from lilo_engine.errors import Unauthorized
 
 LINK_PREFIX = "/api/v1/downloads/"

@@ -13,7 +13,7 @@ from lilo_volume import Checkpoint, Volume, catalogue, expiry
 from sqlalchemy.orm import Session
 
 from lilo_engine.control.access import COMMON
-from lilo_engine.control.records import CheckpointRow, RunRow
+from lilo_engine.control.tables import CheckpointRow, RunRow
 from lilo_engine.errors import InvalidRequest
 from lilo_engine.operations.ids import session_of
 from lilo_engine.operations.lora_metadata import lora_from_metadata

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from lilo_engine.control.records import Records, RunRow
+from lilo_engine.control.records import Records
+from lilo_engine.control.tables import RunRow
 from lilo_engine.errors import Gone, NotFound
 from lilo_engine.operations.operation import CreateModel
 

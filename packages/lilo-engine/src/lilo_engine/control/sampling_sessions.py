@@ -18,7 +18,8 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from lilo_engine.control.checkpoints import Checkpoints, Entry
-from lilo_engine.control.records import Records, SamplingSessionRow, SessionRow
+from lilo_engine.control.records import Records
+from lilo_engine.control.tables import SamplingSessionRow, SessionRow
 from lilo_engine.errors import Gone, InvalidRequest, NotFound
 from lilo_engine.operations.reference import CheckpointRef
 from lilo_engine.sampling.residents import AdapterVersion

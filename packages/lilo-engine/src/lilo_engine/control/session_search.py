@@ -10,7 +10,8 @@ from typing import Literal, TypeAlias
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from lilo_engine.control.records import CheckpointRow, Records, RunRow, SessionRow
+from lilo_engine.control.records import Records
+from lilo_engine.control.tables import CheckpointRow, RunRow, SessionRow
 
 Status: TypeAlias = Literal["active", "success", "errored", "interrupted", "unknown"]
 """`unknown`: it ended by itself, or with its server."""

@@ -20,7 +20,8 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from lilo_engine.control.access import COMMON
-from lilo_engine.control.records import Records, SamplingSessionRow, SessionRow
+from lilo_engine.control.records import Records
+from lilo_engine.control.tables import SamplingSessionRow, SessionRow
 from lilo_engine.errors import Gone, NotFound
 
 _REMEMBERED = 1024

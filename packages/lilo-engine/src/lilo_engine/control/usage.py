@@ -15,7 +15,8 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from lilo_engine.console.usage_meter import UsageMeter, Used
-from lilo_engine.control.records import Records, UsageRow
+from lilo_engine.control.records import Records
+from lilo_engine.control.tables import UsageRow
 from lilo_engine.errors import LiloError
 
 _log = logging.getLogger(__name__)

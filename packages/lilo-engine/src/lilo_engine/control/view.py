@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from lilo_engine.control.access import Caller, may_read, may_watch, owners_of, owns
 from lilo_engine.control.checkpoints import Entry, no_checkpoint
 from lilo_engine.control.control import Control
-from lilo_engine.control.records import RunRow, SessionRow
 from lilo_engine.control.runs import Page, no_run
 from lilo_engine.control.sampling_sessions import SamplingSession, no_sampler, target_of
 from lilo_engine.control.session_search import Summary, Wanted
 from lilo_engine.control.sessions import no_session
+from lilo_engine.control.tables import RunRow, SessionRow
 from lilo_engine.errors import Gone, NotFound
 from lilo_engine.operations.reference import CheckpointRef
 from lilo_engine.sampling.residents import AdapterVersion

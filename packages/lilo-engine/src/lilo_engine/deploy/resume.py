@@ -12,7 +12,8 @@ import sqlalchemy as sa
 from lilo_volume import Volume, catalogue, latest
 from sqlalchemy.orm import Session
 
-from lilo_engine.control.records import Records, RunRow
+from lilo_engine.control.records import Records
+from lilo_engine.control.tables import RunRow
 from lilo_engine.operations.reference import CheckpointRef
 
 WEIGHTS = "weights"

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from lilo_engine.control.checkpoints import Entry
 from lilo_engine.control.control import Control
-from lilo_engine.control.records import RunRow
+from lilo_engine.control.tables import RunRow
 from lilo_engine.operations.reference import CheckpointKind, CheckpointRef
 from lilo_engine.requests.body import read_json
 from lilo_engine.requests.front import front_of, view_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from alembic import context
-from lilo_engine.control.records import Base
+from lilo_engine.control.tables import Base
 
 connection = context.config.attributes["connection"]
 # Batch mode: SQLite changes a table only by copying it.
