@@ -1,4 +1,4 @@
-"""Has all ranks of a layout meet, one process each, and prints the groups that rank 0 ended up with, as JSON.
+"""Builds all ranks of a layout, one process each, and prints what rank 0 was built with, as JSON.
 
 A program of its own: it forks before anything starts a thread, so that torch is imported once and not by every rank.
 Reads the definition from standard input; the argument is a folder to meet in.
@@ -11,9 +11,10 @@ import os
 import sys
 
 from lilo_definitions import Definition
-from lilo_miles_backend.ranks.device import Device
-from lilo_miles_backend.ranks.parallel import Parallel
+from lilo_engine.commands.backend import BackendConfig
+from lilo_miles_backend.config import BackendSettings
 from lilo_miles_backend.ranks.place import RankPlace
+from lilo_miles_backend.ranks.rank import Rank
 
 
 def main() -> None:
@@ -23,26 +24,28 @@ def main() -> None:
     ranks: list[int] = []
     for rank in range(1, world):
         if (child := os.fork()) == 0:
-            join(definition, rank, sys.argv[1])
+            build(definition, rank, sys.argv[1])
             os._exit(0)
         ranks.append(child)
-    found = join(definition, 0, sys.argv[1])
+    found = build(definition, 0, sys.argv[1])
     codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in ranks]
     assert codes == [0] * (world - 1), codes
     print(json.dumps(found))
 
 
-def join(definition: Definition, rank: int, folder: str) -> dict[str, int]:
+def build(definition: Definition, rank: int, folder: str) -> dict[str, int]:
     topology = definition.topology
+    config = BackendConfig(definition=definition, checkpoints_root=folder, epoch=1)
     place = RankPlace(rank=rank, world_size=topology.world_size, rendezvous=f"file://{folder}/meet")
-    minutes = definition.limits.distributed_timeout_minutes
-    parallel = Parallel.join(topology, Device.cpu(threads=1), timeout_minutes=minutes, place=place)
+    built = Rank(config, BackendSettings(), place)
+    parallel = built._parallel
     found = {
         "topology.tp": parallel.tp.size,
         "topology.cp": parallel.cp.size,
         "topology.dp": parallel.dp.size,
+        "rows of the head": built._model.head_weight.shape[0],
     }
-    parallel.leave()
+    built.close()
     return found
 
 

@@ -190,10 +190,13 @@ def test_what_was_built_has_the_definitions_value(field, definition, found):
     assert found[field] == value_of(definition, field)
 
 
-def test_ranks_meet_in_the_definitions_layout(tmp_path):
+def test_ranks_are_built_in_the_definitions_layout(tmp_path):
     layout = TINY.derive(topology={"tp": 2, "cp": 2, "dp": 2})
     found = read_back("read_back_layout", layout, tmp_path)
-    assert found == {field: value_of(layout, field) for field in READ_FROM_RANKS}
+    assert {field: found[field] for field in READ_FROM_RANKS} == {
+        field: value_of(layout, field) for field in READ_FROM_RANKS
+    }
+    assert found["rows of the head"] == TINY.model.vocab_size // 2
 
 
 def test_several_nodes_need_a_cluster_to_be_named(tmp_path):
