@@ -55,7 +55,7 @@ class LightRank:
         with self.progress_.of(type(command).__name__):
             match command:
                 case StepOptimizer():
-                    return {"sum": self._act(command.model_id)}
+                    return {"sum": act(command.model_id, self.place.rank)}
                 case DropGradients():
                     return None
                 case _:
@@ -90,21 +90,22 @@ class LightRank:
     def close(self) -> None:
         dist.destroy_process_group()
 
-    def _act(self, what: str) -> float:
-        verb, _, rest = what.partition("-")
-        when, _, number = rest.rpartition("-")
-        me = self.place.rank
-        if verb == "refuse" and (not rest or int(rest) == me):
-            raise InvalidRequest("there are no gradients")
-        if verb == "late" and int(when) == me:
-            time.sleep(float(number))
-        if verb == "raise" and when == "before" and int(number) == me:
-            raise ValueError("before")
-        if verb == "raise" and when == "in" and int(number) == me:
-            time.sleep(0.3)
-            raise ValueError("in")
-        ones = torch.ones(1)
-        dist.all_reduce(ones)
-        if verb == "raise" and when == "after" and int(number) == me:
-            raise ValueError("after")
-        return float(ones)
+
+def act(what: str, me: int) -> float:
+    """Do what the words say, around one all-reduce of ones over all ranks: their number."""
+    verb, _, rest = what.partition("-")
+    when, _, number = rest.rpartition("-")
+    if verb == "refuse" and (not rest or int(rest) == me):
+        raise InvalidRequest("there are no gradients")
+    if verb == "late" and int(when) == me:
+        time.sleep(float(number))
+    if verb == "raise" and when == "before" and int(number) == me:
+        raise ValueError("before")
+    if verb == "raise" and when == "in" and int(number) == me:
+        time.sleep(0.3)
+        raise ValueError("in")
+    ones = torch.ones(1)
+    dist.all_reduce(ones)
+    if verb == "raise" and when == "after" and int(number) == me:
+        raise ValueError("after")
+    return float(ones)
