@@ -1,9 +1,14 @@
-"""`lilo bench engine`: what the engine costs on this machine; with `--simulate`, how it shares among thousands."""
+"""`lilo bench engine`: what the engine costs on this machine; with `--simulate`, how it shares among thousands.
+
+Other packages add what they measure through the entry-point group `lilo.benches`, a function each: `lilo bench trainer`
+is the trainer's own.
+"""
 
 from __future__ import annotations
 
 import json
 import time
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -21,15 +26,31 @@ from lilo_engine.simulate.workload import Workload
 
 app = typer.Typer(
     name="bench",
-    help="Measure the engine on this machine.",
+    help="Measure the engine and the trainer on this machine.",
     no_args_is_help=True,
     add_completion=False,
 )
 
+GROUP = "lilo.benches"
+
+
+def _add_others(app: typer.Typer) -> None:
+    """The measurements of other packages; without any, how to get them."""
+    points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
+    for point in points:
+        app.command(point.name)(point.load())
+    if not points:
+
+        @app.command("trainer")
+        def trainer() -> None:  # pyright: ignore[reportUnusedFunction]  # typer keeps it
+            """Comes with lilo-miles-backend."""
+            typer.echo("lilo bench trainer: pip install 'lilo-miles-backend[bench]'", err=True)
+            raise typer.Exit(1)
+
 
 @app.callback()
 def bench() -> None:
-    """Measure the engine on this machine."""
+    """Measure the engine and the trainer on this machine."""
 
 
 @app.command("engine")
@@ -125,3 +146,6 @@ def _table(figures: Figures, took_s: float) -> Table:
     for lane, use in figures.lane_use.items():
         table.add_row(f"{lane} lane", f"{100 * use:.1f} %", "of the time")
     return table
+
+
+_add_others(app)

@@ -1,7 +1,7 @@
 """Target logprobs: from hidden states to the logprob of each target, without ever holding all logits.
 
 Logits exist for one chunk of tokens at a time, in float32; the forward keeps only their log-sum-exp, the backward
-computes them again. The adapter of the head acts here, and its gradients go straight into its buffers, as those of the
+computes them again (unless one chunk is all there is). The adapter of the head acts here, and its gradients go straight into its buffers, as those of the
 other sites do (`lora.py`).
 
 Tensor-parallel ranks hold parts of the vocabulary. They exchange two floats a token and target: each rank's
@@ -50,8 +50,15 @@ class _TargetLogprobs(torch.autograd.Function):
         logprobs = hidden.new_empty(targets.shape, dtype=torch.float32)
         lse = hidden.new_empty(hidden.shape[0], 1, dtype=torch.float32)
         places, absent = _places(targets, head)
-        for rows in _chunks(hidden.shape[0], head.chunk_tokens):
-            logits, _ = _logits(hidden[rows], head)
+        chunks = _chunks(hidden.shape[0], head.chunk_tokens)
+        ctx.kept = None
+        for rows in chunks:
+            logits, h = _logits(hidden[rows], head)
+            if len(chunks) == 1 and ctx.needs_input_grad[0]:
+                ctx.kept = (
+                    logits,
+                    h,
+                )  # as many as one chunk may have: computing them again would save nothing
             torch.logsumexp(logits, 1, keepdim=True, out=lse[rows])
             logprobs[rows] = logits.gather(1, places[rows])
         if absent is not None:
@@ -69,7 +76,8 @@ class _TargetLogprobs(torch.autograd.Function):
         at_targets = grad if absent is None else grad.masked_fill(absent, 0)
         for rows in _chunks(hidden.shape[0], ctx.head.chunk_tokens):
             # d logprob_j / d logit_v = [v is the target] - softmax_v, summed over the k targets.
-            logits, h = _logits(hidden[rows], ctx.head)
+            logits, h = ctx.kept or _logits(hidden[rows], ctx.head)
+            ctx.kept = None
             grad_logits = logits.sub_(lse[rows]).exp_().mul_(-grad[rows].sum(1, keepdim=True))
             grad_logits.scatter_add_(1, places[rows], at_targets[rows])
             grad_hidden[rows] = _backward_chunk(grad_logits, hidden[rows], h, ctx.head)
