@@ -134,7 +134,9 @@ async def test_what_ran_when_the_trainer_was_lost_counts_as_failed(build, runnin
 async def test_metrics_are_text_that_prometheus_reads(build, running):
     async with running() as rig:
         await train(rig, build, "m")
-        text = EngineMetrics(rig.engine.recorder, {}).text(await rig.engine.state())
+        text = EngineMetrics(rig.engine.recorder, {}, rig.engine.kept_bytes).text(
+            await rig.engine.state()
+        )
     text += ServerMetrics({200: 3}).text(7)
     assert 'lilo_operations_total{command="optim_step",outcome="done"} 2.0' in text
     assert 'lilo_command_seconds_bucket{command="persist",le="+Inf"} 1.0' in text

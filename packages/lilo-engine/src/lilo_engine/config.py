@@ -19,6 +19,7 @@ LOG_LEVEL_VARIABLE = "LILO_LOG_LEVEL"
 RECORDS_URL_VARIABLE = "LILO_RECORDS_URL"
 RAY_ADDRESS_VARIABLE = "LILO_RAY_ADDRESS"
 """Read by the trainer."""
+TRACES_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 CHECKPOINT_VOLUME_VARIABLE = "LILO_CHECKPOINT_VOLUME"
 
 
@@ -72,6 +73,12 @@ def api_key_from_environment() -> str | None:
 def records_url() -> str | None:
     """Database for the records; None: the SQLite file in the data folder."""
     return os.environ.get(RECORDS_URL_VARIABLE) or None
+
+
+def wants_traces() -> bool:
+    """Whether a collector for traces is named, by OpenTelemetry's own variables."""
+    off = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
+    return not off and any(os.environ.get(name) for name in TRACES_VARIABLES)
 
 
 def checkpoint_volume_name() -> str | None:

@@ -95,6 +95,8 @@ class Engine:
         """Where the passes lie that do not stay in memory."""
         self.recorder = Recorder(context=definition.context)
         """What the lanes did."""
+        self._work.on_accepted = lambda entry: self.recorder.watcher.accepted(entry)
+        self._work.on_finished = lambda entry: self.recorder.watcher.finished(entry)
         self._supervisor = Supervisor(launcher)
         self._serving: Serving | None = None
         self._info: BackendInfo | None = None
@@ -182,6 +184,14 @@ class Engine:
         """What waits and why, what runs, and which models there are: plain values, for a console."""
         models = self._work.roster.all_resident()
         return overview(models, self._work.scheduler, self.recorder)
+
+    def kept_bytes(self) -> dict[str, int]:
+        """Data of passes by where it lies: `memory`, `files`; and `uncovered`, which is in no snapshot, wherever."""
+        return {
+            "memory": self.history.payloads.memory_bytes,
+            "files": self.files.size_bytes,
+            "uncovered": self.history.uncovered_bytes,
+        }
 
     async def drain(self) -> None:
         """Take no more work; return when what runs and what is being published has ended.

@@ -17,7 +17,8 @@ from lilo_engine.console.recorder import Recorder
 from lilo_engine.errors import CommandFailed, LiloError
 from lilo_engine.history.history import History
 from lilo_engine.journal import Journal
-from lilo_engine.operations.operation import SaveSampler, SaveState
+from lilo_engine.operations.ledger import request_id_of
+from lilo_engine.operations.operation import RequestId, SaveSampler, SaveState
 from lilo_engine.operations.reference import CheckpointKind, CheckpointRef
 from lilo_engine.operations.result import Saved
 from lilo_engine.operations.roster import Model
@@ -40,7 +41,9 @@ class Saving:
         self, operation: SaveState | SaveSampler, lane: PersistLane, reason: str
     ) -> CaptureId | LiloError:
         """Freeze the state; the reserved lane is given back if that fails."""
-        span = self.recorder.begin("gpu", "capture", (operation.model_id,), reason=reason)
+        span = self.recorder.begin(
+            "gpu", "capture", (operation.model_id,), reason=reason, request_ids=_ids(operation)
+        )
         captured = await self.dispatcher.capture(operation)
         failed = isinstance(captured, LiloError)
         self.recorder.end(span, failed=failed)
@@ -60,7 +63,9 @@ class Saving:
         reason: str,
     ) -> Saved | LiloError:
         """Make the captured state a checkpoint, record it, and give the lane back."""
-        span = self.recorder.begin(lane, "persist", (operation.model_id,), reason=reason)
+        span = self.recorder.begin(
+            lane, "persist", (operation.model_id,), reason=reason, request_ids=_ids(operation)
+        )
         published = await self.dispatcher.persist(captured, destination_of(model, operation))
         failed = isinstance(published, LiloError)
         self.recorder.end(span, failed=failed)
@@ -86,6 +91,10 @@ class Saving:
             sampling_session_id=operation.sampling_session_id,
             size_bytes=published.size_bytes,
         )
+
+
+def _ids(operation: SaveState | SaveSampler) -> tuple[RequestId, ...]:
+    return (request_id_of(operation.model_id, operation.seq_id),)
 
 
 def destination_of(model: Model, operation: SaveState | SaveSampler) -> Destination:

@@ -165,7 +165,13 @@ class Serving:
         record = self.work.history.planned(plan.entries, plan.reason)
         for entry, model in zip(plan.entries, models, strict=True):
             assert isinstance(entry.operation, OptimStep)
-            span = self.recorder.begin("gpu", "optim_step", (model.model_id,), reason=plan.reason)
+            span = self.recorder.begin(
+                "gpu",
+                "optim_step",
+                (model.model_id,),
+                reason=plan.reason,
+                request_ids=(entry.request_id,),
+            )
             operation = entry.operation
             outcome = await self._dispatcher.step(operation, model.window)
             self.recorder.end(span, failed=isinstance(outcome, LiloError))
@@ -236,7 +242,11 @@ class Serving:
             outcome = step.refusal
         else:
             span = self.recorder.begin(
-                "gpu", "load", (operation.model_id,), reason=step.plan.reason
+                "gpu",
+                "load",
+                (operation.model_id,),
+                reason=step.plan.reason,
+                request_ids=(entry.request_id,),
             )
             outcome = await self._dispatcher.load(operation, model.window)
             self.recorder.end(span, failed=isinstance(outcome, LiloError))

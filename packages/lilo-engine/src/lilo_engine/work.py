@@ -42,6 +42,10 @@ class Load:
     """Why it cannot be."""
 
 
+def _unheard(_: Entry) -> None:
+    """Nobody watches."""
+
+
 class Work:
     """Models, their operations, and what runs next."""
 
@@ -63,6 +67,10 @@ class Work:
         """
         self.roster = Roster()
         self.waiters = Waiters()
+        self.on_accepted: Callable[[Entry], None] = _unheard
+        """Called with each operation that is new."""
+        self.on_finished: Callable[[Entry], None] = _unheard
+        """Called with each that has its result."""
         self.history = History.empty(history or HistorySettings())
         self.scheduler = Scheduler(
             budget=Budget(
@@ -120,6 +128,7 @@ class Work:
         self.roster.check_owners_room(model, operation)
         entry = model.ledger.submit(operation, fingerprint, refusal)
         self.history.payloads.park(entry)
+        self.on_accepted(entry)
         model.active_s = self._clock()
         self._settle_refused(model)
         self.slots.want_back(model)
@@ -204,13 +213,13 @@ class Work:
         """An operation finished."""
         self.history.payloads.end(entry)
         model.ledger.complete(entry, result)
-        self.waiters.wake(entry.request_id)
+        self._finished(entry)
 
     def fail(self, model: Model, entry: Entry, error: LiloError) -> None:
         """An operation failed."""
         self.history.payloads.end(entry)
         model.ledger.fail(entry, error)
-        self.waiters.wake(entry.request_id)
+        self._finished(entry)
 
     def end(self, model: Model, reason: str, error: LiloError) -> None:
         """The model's life is over: what waits fails with `error`; what runs finishes on its own.
@@ -219,7 +228,7 @@ class Work:
         """
         for entry in model.ledger.abandon(error):
             self.history.payloads.end(entry)
-            self.waiters.wake(entry.request_id)
+            self._finished(entry)
         self.history.forget(model.model_id)
         self.scheduler.remove(model.model_id)
         self.roster.end(model, reason)
@@ -254,6 +263,10 @@ class Work:
         return parked + self.residency.num_waiting
 
     # Parts.
+
+    def _finished(self, entry: Entry) -> None:
+        self.waiters.wake(entry.request_id)
+        self.on_finished(entry)
 
     def _slot_step(self) -> SlotStep | None:
         step = self.slots.next_step(self._clock())

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from lilo_engine.console.recorder import Recorder, Span
+from lilo_engine.console.recorder import Recorder
+from lilo_engine.console.span import Span
 from lilo_engine.schedule.lanes import Lane
 
 _ROWS: dict[Lane, int] = {"gpu": 1, "checkpoint": 2, "publication": 3}

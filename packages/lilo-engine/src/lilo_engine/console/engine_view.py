@@ -52,7 +52,7 @@ class LocalView:
         """Look at an engine and at what its owners used."""
         self._engine = engine
         self._meter = meter
-        self._metrics = EngineMetrics(engine.recorder, meter.totals)
+        self._metrics = EngineMetrics(engine.recorder, meter.totals, engine.kept_bytes)
 
     async def overview(self) -> dict[str, Any]:
         """See `EngineView`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import (
@@ -25,9 +25,14 @@ _PHASES = ("starting", "serving", "restarting", "draining", "stopped")
 class EngineMetrics:
     """What one engine did and does."""
 
-    def __init__(self, recorder: Recorder, usage: Mapping[str, Used]) -> None:
-        """Read a recorder and a meter's totals by owner whenever asked."""
-        self._collector = _EngineCollector(recorder, usage)
+    def __init__(
+        self,
+        recorder: Recorder,
+        usage: Mapping[str, Used],
+        kept_bytes: Callable[[], Mapping[str, int]],
+    ) -> None:
+        """Read a recorder, a meter's totals by owner, and the sizes of what is kept, whenever asked."""
+        self._collector = _EngineCollector(recorder, usage, kept_bytes)
         # A registry of its own, so that several engines of one process do not mix.
         self._registry = CollectorRegistry()
         self._registry.register(self._collector)
@@ -55,15 +60,22 @@ class ServerMetrics:
 
 
 class _EngineCollector(Collector):
-    def __init__(self, recorder: Recorder, usage: Mapping[str, Used]) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        usage: Mapping[str, Used],
+        kept_bytes: Callable[[], Mapping[str, int]],
+    ) -> None:
         self._recorder = recorder
         self._usage = usage
+        self._kept_bytes = kept_bytes
         self.state: EngineState | None = None
 
     def collect(self) -> Iterator[Metric]:
         """Every metric of ours."""
         yield from _commands(self._recorder)
         yield from _usage(self._usage)
+        yield _kept(self._kept_bytes())
         if self.state is not None:
             yield from _state(self.state)
 
@@ -126,6 +138,14 @@ def _usage(usage: Mapping[str, Used]) -> Iterator[Metric]:
         tokens.add_metric([owner, "sampled"], used.sampled_tokens)
         seconds.add_metric([owner], used.device_s)
     yield from (tokens, seconds)
+
+
+def _kept(sizes: Mapping[str, int]) -> Metric:
+    words = "Data of passes that wait or are in no snapshot, by where it lies; uncovered: in no snapshot, wherever."
+    found = GaugeMetricFamily("lilo_payload_bytes", words, labels=["where"])
+    for where, size in sizes.items():
+        found.add_metric([where], size)
+    return found
 
 
 def _state(state: EngineState) -> Iterator[Metric]:

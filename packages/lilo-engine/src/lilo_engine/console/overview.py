@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from lilo_engine.console.recorder import Recorder, Span
+from lilo_engine.console.recorder import Recorder
+from lilo_engine.console.span import Span
 from lilo_engine.operations.roster import Model
 from lilo_engine.schedule.scheduler import Scheduler
 

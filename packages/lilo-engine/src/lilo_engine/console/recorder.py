@@ -10,39 +10,19 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
 
 from lilo_engine.console.run_totals import RunTotals
+from lilo_engine.console.span import Command, Span
 from lilo_engine.console.totals import Totals
-from lilo_engine.operations.operation import ForwardBackward, ModelId
+from lilo_engine.console.watcher import Unwatched, Watcher
+from lilo_engine.operations.ledger import request_id_of
+from lilo_engine.operations.operation import ForwardBackward, ModelId, RequestId
 from lilo_engine.schedule.lanes import Lane
 
 KEPT_SPANS = 16384
 """Newest commands of the timeline: some minutes of a busy small trainer, a day of a large one; about 5 MB."""
 KEPT_RUNS = 1024
 """Runs whose totals are kept; as many as ended models are remembered."""
-
-Command: TypeAlias = Literal[
-    "create", "unload", "forward_backward", "forward", "optim_step", "load", "capture", "persist"
-]
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Span:
-    """One command on a lane."""
-
-    lane: Lane
-    command: Command
-    model_ids: tuple[ModelId, ...]
-    """Of its operations, in their order; one model may be there several times."""
-    reason: str
-    """Why it ran then, as its plan says."""
-    started_s: float
-    ended_s: float | None = None
-    """None while it runs."""
-    tokens: int = 0
-    failed: int = 0
-    """Operations of it that ended with an error."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,6 +39,8 @@ class Recorder:
     totals: dict[Command, Totals] = field(default_factory=dict[Command, Totals])
     runs: OrderedDict[ModelId, RunTotals] = field(default_factory=OrderedDict[ModelId, RunTotals])
     """By the model's id, the longest silent first."""
+    watcher: Watcher = field(default_factory=Unwatched)
+    """Told of everything as it happens."""
 
     def begin(
         self,
@@ -68,6 +50,7 @@ class Recorder:
         *,
         reason: str = "",
         tokens: int = 0,
+        request_ids: tuple[RequestId, ...] = (),
     ) -> Span:
         """A command starts."""
         span = Span(
@@ -77,8 +60,10 @@ class Recorder:
             reason=reason,
             started_s=self.clock(),
             tokens=tokens,
+            request_ids=request_ids,
         )
         self.running[id(span)] = span
+        self.watcher.began(span)
         return span
 
     def begin_passes(self, operations: Sequence[ForwardBackward], reason: str) -> Span:
@@ -87,7 +72,14 @@ class Recorder:
         tokens = list(map(sum, lengths))
         command: Command = "forward" if operations[0].forward_only else "forward_backward"
         model_ids = [one.model_id for one in operations]
-        span = self.begin("gpu", command, model_ids, reason=reason, tokens=sum(tokens))
+        span = self.begin(
+            "gpu",
+            command,
+            model_ids,
+            reason=reason,
+            tokens=sum(tokens),
+            request_ids=tuple(request_id_of(one.model_id, one.seq_id) for one in operations),
+        )
         for model_id, own, own_tokens in zip(model_ids, lengths, tokens, strict=True):
             run = self._run(model_id)
             run.lengths.add(own, self.context)
@@ -101,6 +93,7 @@ class Recorder:
         span.failed = failed
         self.running.pop(id(span), None)
         self.spans.append(span)
+        self.watcher.ended(span)
         took_s = span.ended_s - span.started_s
         totals = self.totals.get(span.command)
         if totals is None:

@@ -59,6 +59,11 @@ class Entry:
     fetched: bool = False
 
 
+def request_id_of(model_id: ModelId, seq_id: int) -> RequestId:
+    """The id of the future of a model's number."""
+    return RequestId(f"{model_id}:{seq_id}")
+
+
 def describe(operation: Operation) -> tuple[int, bytes | None]:
     """Token count and coalescing key, computed once so that a scheduling pass never looks at payloads."""
     if not isinstance(operation, ForwardBackward):
@@ -102,7 +107,7 @@ class Ledger:
 
     def request_id(self, seq_id: int) -> RequestId:
         """The id of the future of a number."""
-        return RequestId(f"{self.model_id}:{seq_id}")
+        return request_id_of(self.model_id, seq_id)
 
     def known(self, seq_id: int, fingerprint: Fingerprint) -> RequestId | None:
         """The id given to the same submission before, or None for a new one.
