@@ -20,6 +20,7 @@ from lilo_engine.bench.client import BenchModel, create_model, datums, http_clie
 from lilo_engine.demo.server import LocalServer
 
 CLIENTS = 8
+TRAINER = "lilo_engine.commands.serve_backend"
 LOOK_S = 3.0
 """Between looks at the server's memory, files and tasks."""
 VANISHING_SHARE = 0.08
@@ -30,6 +31,8 @@ SETTLE_S = 5.0
 RSS_GROWTH = 1.10
 RSS_SLACK_BYTES = 24 * 2**20
 """Results that were fetched are kept up to a limit of bytes, which fills in the course of the run."""
+LARGEST_PASS_BYTES = 4 * (64 * 20 + 1024)
+"""Four datums of 64 tokens, as the engine counts them."""
 SLACK = 12
 """Files and tasks: connections of clients that were just cut off."""
 
@@ -164,11 +167,24 @@ class _Soak:
         metrics = await self.metrics()
         return {
             "at_s": time.monotonic(),
-            "rss": float(process.memory_info().rss),
+            "rss of the server": float(process.memory_info().rss),
+            "rss of the sampler": self.rss_of_child("lilo_engine.sampling.host"),
+            "rss of the trainer": self.rss_of_child(TRAINER),
             "files": float(process.num_fds()),
             "threads": float(process.num_threads()),
             "tasks": metrics["lilo_tasks"],
         }
+
+    def rss_of_child(self, module: str) -> float:
+        """Zero while it is not there."""
+        try:
+            return float(sum(p.memory_info().rss for p in self.children(module)))
+        except psutil.Error:
+            return 0.0
+
+    def children(self, module: str) -> list[psutil.Process]:
+        children = psutil.Process(self.server.pid).children(recursive=True)
+        return [child for child in children if module in " ".join(child.cmdline())]
 
     async def metrics(self) -> dict[str, float]:
         headers = {"X-API-Key": self.server.api_key}
@@ -180,11 +196,9 @@ class _Soak:
     async def kill_backend(self, after_s: float) -> None:
         """Kill the trainer once, in the middle of the run."""
         await anyio.sleep(after_s)
-        for child in psutil.Process(self.server.pid).children(recursive=True):
-            if "lilo_engine.commands.serve_backend" in " ".join(child.cmdline()):
-                self.killed_s = time.monotonic()
-                os.kill(child.pid, signal.SIGKILL)
-                return
+        for child in self.children(TRAINER):
+            self.killed_s = time.monotonic()
+            os.kill(child.pid, signal.SIGKILL)
 
 
 def _first(group: BaseExceptionGroup) -> BaseException:
@@ -223,13 +237,22 @@ async def _soak(proof: Proof, server: LocalServer, length_s: float) -> None:
 
 
 def _leaks(proof: Proof, soak: _Soak, before: dict[str, float], after: dict[str, float]) -> None:
-    quarter = len(soak.looks) // 4
-    early, late = soak.looks[quarter : 2 * quarter], soak.looks[-quarter:]
-    rss = [statistics.median(look["rss"] for look in part) for part in (early, late)]
-    limit = RSS_GROWTH * rss[0] + RSS_SLACK_BYTES
-    proof.at_most("RSS, last quarter, MiB", rss[1] / 2**20, limit / 2**20)
+    # The trainer that is there at the end began in the middle.
+    after_kill = [look for look in soak.looks if look["at_s"] > soak.killed_s + KILL_WINDOW_S]
+    for who, looks in (("server", soak.looks), ("sampler", soak.looks), ("trainer", after_kill)):
+        rss = [
+            statistics.median(look[f"rss of the {who}"] for look in part)
+            for part in _second_and_last_quarter(looks)
+        ]
+        limit = RSS_GROWTH * rss[0] + RSS_SLACK_BYTES
+        proof.at_most(f"RSS of the {who}, last quarter, MiB", rss[1] / 2**20, limit / 2**20)
     for name in ("files", "tasks", "threads"):
         proof.at_most(f"{name} after it", after[name], before[name] + SLACK)
+
+
+def _second_and_last_quarter(looks: list[dict[str, float]]) -> tuple[list, list]:
+    quarter = len(looks) // 4
+    return looks[quarter : 2 * quarter], looks[-quarter:]
 
 
 def _counters(proof: Proof, soak: _Soak, metrics: dict[str, float]) -> None:
@@ -245,6 +268,11 @@ def _counters(proof: Proof, soak: _Soak, metrics: dict[str, float]) -> None:
     }
     errors = {status: count for status, count in answers.items() if status >= "500"}
     proof.figure("HTTP answers", answers, "reported", True)
+    kept = {n.split('"')[1]: v for n, v in metrics.items() if n.startswith("lilo_payload_bytes")}
+    proof.figure("data of passes that is kept, bytes", kept, "reported", True)
+    # What killed clients left: their sessions end when they were silent for five minutes.
+    passes = soak.sent["forward_backward"] * LARGEST_PASS_BYTES
+    proof.at_most("of that in no snapshot, share of what was sent", kept["uncovered"] / passes, 0.2)
     # A creation or a call that meets the restart is told to try again: 503, which the SDK does.
     only_unavailable = set(errors) <= {"503"}
     proof.figure("5xx answers", errors, "only 503, only around the kill", only_unavailable)
