@@ -20,8 +20,8 @@ from lilo_engine.requests.error_response import error_response
 from lilo_engine.requests.quotas import Quotas
 
 _NO_LIMITS = KeyLimits()
-OPEN_PATHS = frozenset({"/api/v1/healthz"})
-"""Answered without a key: what a load balancer or a waiting script asks."""
+OPEN_PATHS = frozenset({"/api/v1/healthz", "/api/v1/openapi.json"})
+"""Can be looked at without a key: what a load balancer or a waiting script asks, and the description of the API."""
 
 
 class KeyCheck(Protocol):
@@ -42,7 +42,7 @@ class ApiKeyLayer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the request through, or answer it."""
-        if scope["type"] == "http" and not _is_open(scope["path"]):
+        if scope["type"] == "http" and not _is_open(scope["method"], scope["path"]):
             key = Headers(scope=scope).get("x-api-key", "")
             caller = await self._keys.caller(key)
             if caller is None:
@@ -77,6 +77,8 @@ class ApiKeyLayer:
             await error_response(error)(scope, receive, send)
 
 
-def _is_open(path: str) -> bool:
+def _is_open(method: str, path: str) -> bool:
     """Below `LINK_PREFIX` a signature in the address stands for the key; its routes check it."""
+    if method not in ("GET", "HEAD"):
+        return False
     return path in OPEN_PATHS or path.startswith(LINK_PREFIX)
