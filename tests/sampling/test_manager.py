@@ -438,13 +438,12 @@ async def test_a_launch_needs_no_folder_while_it_serves_and_leaves_no_process(
     definition, tmp_path, monkeypatch
 ):
     launcher = ProcessSamplerLauncher(definition=definition, log_file=tmp_path / "sampler.log")
-    # Short: the path of a Unix socket has about 100 bytes at most.
-    with tempfile.TemporaryDirectory() as folder:
-        monkeypatch.setattr(tempfile, "tempdir", folder)
-        async with launcher.launch() as running_sampler:
-            engine = running_sampler.engine
-            pid = (await engine.info()).pid
-            assert not os.listdir(folder), "a server that is killed now would leave it"
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    async with launcher.launch() as running_sampler:
+        engine = running_sampler.engine
+        pid = (await engine.info()).pid
+        assert not os.listdir(tmp_path / "temporary"), "a server that is killed now would leave it"
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     with pytest.raises(ServerError):

@@ -1,21 +1,22 @@
 """The sampling process: `python -m lilo_engine.sampling.host`. Started by `launcher.py`, never by a person.
 
-It builds the engine that the definition names (entry-point group `lilo.samplers`), then connects to the socket of its
-parent, which is how the parent learns that it is ready, and serves calls side by side until the parent closes the
-connection or ends. It never outlives its parent: the connection ends with it.
+It builds the engine that the definition names (entry-point group `lilo.samplers`), then serves calls side by side over
+the socket that it inherited, until the parent closes its end. `commands/child.py` sees to it that it never outlives its
+parent.
 """
 
 from __future__ import annotations
 
-import argparse
 import logging
+import socket
 from importlib.metadata import entry_points
-from pathlib import Path
 
 import anyio
 import anyio.abc
 from lilo_definitions import Definition
+from pydantic import BaseModel, ConfigDict
 
+from lilo_engine.commands.child import begin_child
 from lilo_engine.errors import LiloError, ServerError
 from lilo_engine.sampling.engine import SamplerConfig, SamplerFactory, SamplingEngine
 from lilo_engine.sampling.messages import (
@@ -47,6 +48,16 @@ def find_factory(name: str) -> SamplerFactory:
         )
     factory: SamplerFactory = found[name].load()
     return factory
+
+
+class HostConfig(BaseModel):
+    """What the parent tells its child."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    definition: Definition
+    descriptor: int
+    """The inherited stream socket."""
 
 
 class Host:
@@ -105,11 +116,14 @@ class Host:
             return SamplerReply(number=call.number, error=ServerError(words))
 
 
-async def run(socket: str, definition: Definition) -> None:
-    """Build the engine, connect, serve, close."""
+async def run(config: HostConfig) -> None:
+    """Build the engine, serve, close."""
+    definition = config.definition
     engine = find_factory(definition.sampler.engine)(SamplerConfig(definition=definition))
     try:
-        stream = MessageStream(await anyio.connect_unix(socket))
+        parent = socket.socket(fileno=config.descriptor)
+        parent.set_inheritable(False)
+        stream = MessageStream(await anyio.abc.UNIXSocketStream.from_socket(parent))
         try:
             await Host(engine, stream).serve()
         finally:
@@ -119,18 +133,9 @@ async def run(socket: str, definition: Definition) -> None:
 
 
 def main() -> None:
-    """Read the arguments and run."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--socket", required=True, help="Unix socket on which the parent listens")
-    parser.add_argument(
-        "--definition", required=True, type=Path, help="JSON file of the definition"
-    )
-    arguments = parser.parse_args()
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    definition = Definition.model_validate_json(arguments.definition.read_text())
-    anyio.run(run, arguments.socket, definition, backend_options={"use_uvloop": True})
+    """Learn from the parent what to serve, and serve it."""
+    config = HostConfig.model_validate_json(begin_child())
+    anyio.run(run, config, backend_options={"use_uvloop": True})
 
 
 if __name__ == "__main__":

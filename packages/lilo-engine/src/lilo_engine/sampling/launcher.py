@@ -1,29 +1,28 @@
 """Launchers: a running sampling engine for as long as a context lasts.
 
-`ProcessSamplerLauncher` starts `host.py` as a child in a session of its own and listens for it on a Unix socket
-(mode 0600, in a private folder). The child connects when its model is loaded, so readiness is an event and no port is
-open. `MemorySamplerLauncher` is for tests. `supervisor.py` launches again when an engine is lost.
+`ProcessSamplerLauncher` starts `host.py` as a child (`commands/child.py`) and talks to it over an inherited socket that
+has no name. Its first answer says that its model is loaded, so readiness is an event, no port is open, and nothing of
+it lies in a folder. `MemorySamplerLauncher` is for tests. `supervisor.py` launches again when an engine is lost.
 """
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
-import tempfile
+import socket
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
-from typing import IO, Protocol
+from typing import Protocol
 
 import anyio
 import anyio.abc
+import anyio.to_thread
 from lilo_definitions import Definition
 
-from lilo_engine.commands.child import describe_exit
-from lilo_engine.errors import ServerError
-from lilo_engine.log_tail import last_words
+from lilo_engine.commands.child import Child, start_child
+from lilo_engine.commands.threads import in_thread
+from lilo_engine.errors import LiloError, ServerError
 from lilo_engine.sampling.engine import SamplerConfig, SamplingEngine
+from lilo_engine.sampling.host import HostConfig
 from lilo_engine.sampling.memory import MemorySamplingEngine
 from lilo_engine.sampling.messages import MessageStream
 from lilo_engine.sampling.remote import RemoteSamplingEngine
@@ -32,6 +31,8 @@ _EXIT_S = 10.0
 """For a child that was told to end: it finishes the step it is in. Then it is killed."""
 _CAUSE_S = 2.0
 """For the exit status of a child whose connection has ended."""
+_QUOTED_LINES = 4
+"""Of the log of an engine that was lost: the last ones tell the cause."""
 
 
 class RunningSampler(Protocol):
@@ -116,90 +117,61 @@ class ProcessSamplerLauncher:
     @asynccontextmanager
     async def launch(self) -> AsyncGenerator[RunningSampler]:
         """See `SamplerLauncher`."""
-        folder = Path(tempfile.mkdtemp(prefix="lilo-"))
-        log_start = self._log_file.stat().st_size if self._log_file.exists() else 0
+        ours, theirs = socket.socketpair()
+        config = HostConfig(definition=self._definition, descriptor=theirs.fileno())
         try:
-            async with (
-                await anyio.create_unix_listener(folder / "s", mode=0o600) as listener,
-                self._child(folder) as child,
-            ):
-                stream = await self._accept(listener, child, log_start)
-                # Nothing needs the names any more, and a server that is killed cannot clean up later.
-                shutil.rmtree(folder, ignore_errors=True)
-                async with self._connected(stream, child) as running:
-                    yield running
+            child = await anyio.to_thread.run_sync(self._start, config)
+        except OSError as error:
+            ours.close()
+            raise ServerError(
+                f"the sampling process cannot be started, or its log {self._log_file} cannot be written: {error}"
+            ) from error
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    @asynccontextmanager
-    async def _child(self, folder: Path) -> AsyncGenerator[anyio.abc.Process]:
-        """The process, from its start until it has ended."""
-        definition = folder / "definition.json"
-        definition.write_text(self._definition.model_dump_json())
-        # -P: a file in the working directory must not stand in for a module.
-        command = [sys.executable, "-P", "-m", "lilo_engine.sampling.host"]
-        command += ["--socket", str(folder / "s"), "--definition", str(definition)]
-        with self._open_log() as log:
-            # A session of its own: Ctrl-C in a terminal reaches the server, which then ends its children in order.
-            child = await anyio.open_process(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+            theirs.close()
         try:
-            yield child
+            stream = MessageStream(await anyio.abc.UNIXSocketStream.from_socket(ours))
+            async with self._connected(stream, child) as running:
+                refusal = await self._not_ready(running.engine, child)
+                if refusal is None:
+                    yield running
+            if refusal is not None:
+                raise refusal
         finally:
             with anyio.CancelScope(shield=True):
-                await _end(child)
+                await anyio.to_thread.run_sync(child.stop)
 
-    def _open_log(self) -> IO[bytes]:
-        try:
-            return self._log_file.open("ab")
-        except OSError as error:
-            raise ServerError(
-                f"the log {self._log_file} of the sampling process cannot be written: {error}"
-            ) from error
+    def _start(self, config: HostConfig) -> Child:
+        return start_child(
+            "lilo_engine.sampling.host",
+            config.model_dump_json(),
+            [config.descriptor],
+            self._log_file,
+        )
 
-    async def _accept(
-        self, listener: anyio.abc.SocketListener, child: anyio.abc.Process, log_start: int
-    ) -> MessageStream:
-        """Wait until the child connects, ends, or runs out of time."""
+    async def _not_ready(self, engine: SamplingEngine, child: Child) -> ServerError | None:
+        """Wait until the engine answers, as it does when its model is loaded; why it never will, if so."""
         limit_s = self._definition.limits.startup_timeout_s
-        accepted: list[anyio.abc.SocketStream] = []
-
-        async def watch(scope: anyio.CancelScope) -> None:
-            await child.wait()
-            scope.cancel()
-
-        with anyio.move_on_after(limit_s):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(watch, tasks.cancel_scope)
-                accepted.append(await listener.accept())
-                tasks.cancel_scope.cancel()
-        if accepted:
-            return MessageStream(accepted[0])
-        if child.returncode is not None:
-            how = f"(pid {child.pid}) {describe_exit(child.returncode)} before it was ready"
-        else:
+        try:
+            with anyio.fail_after(limit_s):
+                await engine.info()
+        except TimeoutError:
             how = f"was not ready within startup_timeout_s = {limit_s:g} s"
-        words = last_words(self._log_file, log_start)
-        raise ServerError(f"the sampling process {how}; {words}")
+        except LiloError as error:
+            how = f"(pid {child.pid}) {child.exit or error.message} before it was ready"
+        else:
+            return None
+        return ServerError(f"the sampling process {how}; {child.last_words()}")
 
     @asynccontextmanager
-    async def _connected(
-        self, stream: MessageStream, child: anyio.abc.Process
-    ) -> AsyncGenerator[_Running]:
+    async def _connected(self, stream: MessageStream, child: Child) -> AsyncGenerator[_Running]:
         """The client with its reader; a lost connection fails the running calls at once."""
         engine = RemoteSamplingEngine(stream)
         running = _Running(engine)
 
         async def read() -> None:
             await engine.run()
-            with anyio.move_on_after(_CAUSE_S):
-                await child.wait()
-            cause = f"the sampling process {self._ended(child)}"
+            await in_thread(child.wait, _CAUSE_S)
+            cause = f"the sampling process {_end_of(child)}"
             engine.fail(ServerError(f"{cause}; send the request again"))
             running.lose(cause)
 
@@ -211,25 +183,15 @@ class ProcessSamplerLauncher:
                 await _close(engine, child)
                 tasks.cancel_scope.cancel()
 
-    def _ended(self, child: anyio.abc.Process) -> str:
-        code = child.returncode
-        how = "closed its connection" if code is None else describe_exit(code)
-        return f"(pid {child.pid}) {how}; its log is {self._log_file}"
+
+def _end_of(child: Child) -> str:
+    how = child.exit or "closed its connection"
+    return f"(pid {child.pid}) {how}; {child.last_words(_QUOTED_LINES)}"
 
 
-async def _close(engine: RemoteSamplingEngine, child: anyio.abc.Process) -> None:
+async def _close(engine: RemoteSamplingEngine, child: Child) -> None:
     """Close the connection, upon which the child ends by itself."""
     with anyio.CancelScope(shield=True):
         with suppress(OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
             await engine.close()
-        with anyio.move_on_after(_EXIT_S):
-            await child.wait()
-
-
-async def _end(child: anyio.abc.Process) -> None:
-    """Kill a child that has not ended by now: one that never connected, or that takes too long."""
-    if child.returncode is None:
-        with suppress(ProcessLookupError):
-            child.kill()
-    await child.wait()
-    await child.aclose()
+        await in_thread(child.wait, _EXIT_S)
