@@ -15,7 +15,7 @@ import torch
 from lilo_definitions import Definition
 from lilo_engine.commands.command import Destination, Published
 from lilo_engine.operations.reference import CheckpointRef
-from lilo_miles_backend.adapter_state import AdapterState
+from lilo_miles_backend.adapter_state import AdapterState, flat_tensors
 from lilo_miles_backend.checkpoints import load_training
 from lilo_miles_backend.rank_commands import Capture, CreateAdapter, Fetch, Load, Persist
 from lilo_volume import LocalVolume, open_named
@@ -63,9 +63,20 @@ def waiting(rank: Any) -> int:
     return len(rank._storage._captures._waiting)
 
 
+def frozen(rank: Any) -> int:
+    """Elements that wait in captures."""
+    held = rank._storage._captures._waiting.values()
+    return sum(t.numel() for one in held for t in flat_tensors(one.state).values())
+
+
 def save(ranks: World, kind: str, name: str) -> Published:
     captured = "training" if kind == "weights" else "sampler"
     ranks.call(execute, Capture(model_id="m", kind=captured, capture_id=name))  # type: ignore[arg-type]
+    if kind == "weights":
+        shares = ranks.call(frozen)
+        whole = sum(t.numel() for t in flat_tensors(ranks.state("m")).values())
+        assert sum(shares) == whole, "each tensor is frozen by one rank, however many hold it"
+        assert max(shares) < 2 * whole / len(shares)
     outcomes = ranks.call(persist, name, kind, name)
     assert ranks.call(waiting) == [0] * ranks.definition.topology.world_size
     return outcomes[0]

@@ -98,7 +98,7 @@ ROW_PARALLEL = ("o_proj", "down_proj")
 def part_of(state: AdapterState, tp_rank: int, tp: int) -> AdapterState:
     """What tensor-parallel rank `tp_rank` of `tp` holds of a whole state."""
     shards = {
-        name: shard((tensor.shape[0], tensor.shape[1]), _cut_dim(name), tp_rank, tp)
+        name: shard((tensor.shape[0], tensor.shape[1]), cut_dim(name), tp_rank, tp)
         for name, tensor in state.weights.items()
     }
 
@@ -118,12 +118,13 @@ def placed(tp_rank: int, tp: int):
     """The `place` of a rank that wants its part, as `load_training` takes it."""
 
     def place(base_model, spec, shapes):
-        return {name: shard(full, _cut_dim(name), tp_rank, tp) for name, full in shapes.items()}
+        return {name: shard(full, cut_dim(name), tp_rank, tp) for name, full in shapes.items()}
 
     return place
 
 
-def _cut_dim(name: str) -> int | None:
+def cut_dim(name: str) -> int | None:
+    """Along which dimension tensor-parallel ranks cut a factor; None: they do not."""
     module, _, factor = name.rpartition(".")
     if module.rpartition(".")[2] in ROW_PARALLEL:
         return 1 if factor == "lora_A" else None

@@ -8,14 +8,17 @@ import pytest
 import torch
 from lilo_engine.errors import CommandFailed, InvalidRequest, NotFound
 from lilo_engine.operations.reference import CheckpointRef
-from lilo_miles_backend.adapter_state import assemble
+from lilo_miles_backend.adapter_state import PARTS, assemble
 from lilo_miles_backend.checkpoints import load_training, persist_training
 from lilo_miles_backend.checkpoints.outcome import PeerFailed, done_alike
+from lilo_miles_backend.ranks.share import share_of
+from lilo_miles_backend.shards import shard
 from lilo_volume import open_named
 from lilo_volume.testing import run_ranks
 
 from tests.miles_backend.checkpoints.conftest import (
     assert_equal_states,
+    cut_dim,
     destination,
     make_state,
     part_of,
@@ -76,6 +79,44 @@ def test_every_rank_has_a_receipt_and_replicas_are_written_once(volume, state):
         (open_named(volume, REF.run_id, REF.kind, REF.name).folder / "checkpoint.json").read_bytes()
     )
     assert document["topology"] == {"tp": 2, "cp": 1, "dp": 2}
+
+
+@pytest.mark.parametrize(("tp", "replicas"), [(1, 1), (2, 2), (3, 4), (4, 8)])
+def test_each_rank_freezes_a_share_and_together_they_freeze_each_part_once(state, tp, replicas):
+    world = tp * replicas
+    seen: dict[tuple[str, int], int] = {}
+    sizes = []
+    for rank in range(world):
+        shards = {
+            name: shard((tensor.shape[0], tensor.shape[1]), cut_dim(name), rank % tp, tp)
+            for name, tensor in state.weights.items()
+        }
+        names = share_of(shards, everybody=(rank, world), peers=(rank // tp, replicas))
+        sizes.append(sum(shards[n].shape[0] * shards[n].shape[1] for n in names))
+        for name in names:
+            place = (name, shards[name].start if shards[name].dim is not None else -1)
+            seen[place] = seen.get(place, 0) + 1
+    assert set(seen.values()) == {1}
+    assert sum(sizes) == sum(tensor.numel() for tensor in state.weights.values())
+
+
+def test_what_all_ranks_left_out_is_missed_and_named(volume, state):
+    name = "lm_head.lora_A"
+
+    def persist(group):
+        part = part_of(state, group.rank, 2)
+        everything = {
+            n: shard((t.shape[0], t.shape[1]), cut_dim(n), group.rank, 2)
+            for n, t in state.weights.items()
+        }
+        less = {k: {n: t for n, t in getattr(part, k).items() if n != name} for k in PARTS}
+        return persist_training(
+            volume, group, dataclasses.replace(part, shards=everything, **less), destination()
+        )
+
+    outcomes = run_ranks(2, persist)
+    assert [type(outcome) for outcome in outcomes] == [CommandFailed] * 2
+    assert all(name in str(outcome) and "nothing" in str(outcome) for outcome in outcomes)
 
 
 def test_without_the_optimizer_a_rank_gets_fresh_moments_of_its_part(volume, state):

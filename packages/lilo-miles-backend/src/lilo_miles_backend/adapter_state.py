@@ -26,7 +26,7 @@ PARTS = ("weights", "exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterState:
-    """Everything needed to go on training an adapter elsewhere: all of it, or what one rank holds."""
+    """Everything needed to go on training an adapter elsewhere: all of it, or what one rank has of it."""
 
     base_model: str
     spec: LoraSpec
@@ -38,7 +38,8 @@ class AdapterState:
     exp_avg_sq: Mapping[str, torch.Tensor]
     """Second moments."""
     shards: Mapping[str, FactorShard] = field(default_factory=dict[str, FactorShard])
-    """Of the tensors of which this is a part, by name; the moments lie where their weights do. Others are whole."""
+    """Which part of the whole a tensor is, by name; the moments are that of theirs. One that is not named is whole; one
+    that is named and is not in `weights` is another rank's to keep."""
 
     def shard(self, name: str) -> FactorShard:
         """Which part of the whole the tensor of this name is."""

@@ -102,6 +102,8 @@ def save_state_dict(
 ) -> set[str] | None:
     """Write `state` (2-D tensors by name, what this rank holds of each) into `attempt`; replicas are written once.
 
+    `shards` says which part each is, and on rank 0 also names those that only others hold: all of them must be there.
+
     Returns on rank 0 the files that were written over all ranks, None on others.
 
     Raises:
@@ -111,13 +113,15 @@ def save_state_dict(
     planner = ShardSavePlanner(shards)
     writer = AttemptWriter(attempt, group.rank)
     metadata: list[Metadata] = []
+    wanted = {name: (tensor.shape[0], tensor.shape[1]) for name, tensor in state.items()}
+    wanted |= {name: shard.full for name, shard in shards.items()}
 
     def plan() -> SavePlan:
         planner.set_up_planner(dict(state), writer.storage_meta(), group.rank == 0)
         return planner.create_local_plan()
 
     def share_out() -> list[SavePlan]:
-        check_covered(attempt.label, plans)
+        check_covered(attempt.label, plans, wanted)
         central, found = planner.create_global_plan(plans)
         metadata.append(found)
         return central
@@ -134,18 +138,24 @@ def save_state_dict(
     return expected_files(metadata[0])
 
 
-def check_covered(label: str, plans: Sequence[SavePlan]) -> None:
-    """Refuse plans of all ranks that leave out some part of a tensor.
+def check_covered(
+    label: str, plans: Sequence[SavePlan], wanted: Mapping[str, tuple[int, int]]
+) -> None:
+    """Refuse plans of all ranks that leave out some part of a tensor; `wanted` has whole shapes by name.
 
     Raises:
         PublishRefused: names the tensors, what there is of each, and how many ranks told of it.
     """
-    held: dict[str, list[FactorShard]] = {}
+    if not wanted:
+        raise PublishRefused(f"checkpoint {label!r}: the adapter has no tensors; nothing to save")
+    held: dict[str, list[FactorShard]] = {name: [] for name in wanted}
     for item in (item for plan in plans for item in plan.items):
         assert item.tensor_data is not None, "only tensors are planned"
         held.setdefault(item.index.fqn, []).append(_shard_of(item.tensor_data))
     missing = [
-        text for name, parts in held.items() if (text := uncovered(name, parts[0].full, parts))
+        text
+        for name, parts in held.items()
+        if (text := uncovered(name, wanted[name] if name in wanted else parts[0].full, parts))
     ]
     if missing:
         raise PublishRefused(

@@ -91,12 +91,13 @@ def _chunk(tensor: torch.Tensor, shard: FactorShard | None) -> ChunkStorageMetad
 
 def _write_item(name: str, tensor: torch.Tensor, shard: FactorShard | None) -> WriteItem:
     chunk = _chunk(tensor, shard)
+    size = tensor.size() if shard is None else torch.Size(shard.full)
     return WriteItem(
         index=MetadataIndex(name, chunk.offsets),
-        type=WriteItemType.TENSOR if shard is None else WriteItemType.SHARD,
+        type=WriteItemType.TENSOR if chunk.sizes == size else WriteItemType.SHARD,
         tensor_data=TensorWriteData(
             chunk=chunk,
             properties=TensorProperties.create_from_tensor(tensor),
-            size=tensor.size() if shard is None else torch.Size(shard.full),
+            size=size,
         ),
     )

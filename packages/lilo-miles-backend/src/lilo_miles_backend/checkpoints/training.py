@@ -58,12 +58,10 @@ def _shards(state: AdapterState) -> dict[str, FactorShard]:
 
 
 def _check_whole(state: AdapterState) -> None:
-    """Refuse what could not be trained on: no tensors, or moments that do not belong to the weights.
+    """Refuse moments that do not belong to the weights.
 
-    What other ranks hold is checked when the writing is planned (`dcp_writer.check_covered`).
+    Whether all ranks together have everything is checked when the writing is planned (`dcp_writer.check_covered`).
     """
-    if not state.weights:
-        raise CommandFailed("the adapter has no tensors; there is nothing to save")
     for part in PARTS[1:]:
         moments: Mapping[str, object] = getattr(state, part)
         if different := sorted(state.weights.keys() ^ moments.keys()):

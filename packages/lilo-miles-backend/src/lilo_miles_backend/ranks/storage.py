@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import torch
 from lilo_engine.commands.backend import BackendConfig
 from lilo_engine.commands.command import Published
 from lilo_engine.errors import InvalidRequest, NotFound
@@ -31,6 +32,7 @@ from lilo_miles_backend.ranks.adapter import Adapter
 from lilo_miles_backend.ranks.captures import Captures
 from lilo_miles_backend.ranks.gather import whole_tensors
 from lilo_miles_backend.ranks.parallel import Parallel
+from lilo_miles_backend.ranks.share import share_of
 from lilo_miles_backend.shards import FactorShard
 
 ShardsOf = Callable[[LoraSpec], Mapping[str, FactorShard]]
@@ -60,9 +62,9 @@ class Storage:
         self._fetched: dict[str, AdapterState] = {}
 
     def capture(self, command: Capture, adapter: Adapter) -> None:
-        """Freeze what this rank holds of an adapter; rank 0 gets all of it if it is to be sampled from."""
+        """Freeze this rank's share of an adapter; rank 0 gets all of it if it is to be sampled from."""
         if command.kind == "training":
-            state = adapter.export(self._base_model, with_optimizer=True)
+            state = self._share(adapter)
         elif self._parallel.rank < self._parallel.tp.size:  # rank 0 and those with its other parts
             state = AdapterState(
                 base_model=self._base_model,
@@ -125,6 +127,27 @@ class Storage:
         self._captures.close()
         with self._lock:
             self._fetched.clear()
+
+    def _share(self, adapter: Adapter) -> AdapterState:
+        """What this rank will write of an adapter, detached on the CPU."""
+        world, peers = self._parallel.world, self._parallel.dp_cp
+        names = share_of(
+            adapter.shards, everybody=(world.rank, world.size), peers=(peers.rank, peers.size)
+        )
+
+        def frozen(buffer: torch.Tensor) -> dict[str, torch.Tensor]:
+            named = adapter.named(buffer.detach())
+            return {n: t.to("cpu", copy=True) for n, t in named.items() if n in names}
+
+        return AdapterState(
+            base_model=self._base_model,
+            spec=adapter.spec,
+            optimizer_step=adapter.optimizer_step,
+            weights=frozen(adapter.weights),
+            exp_avg=frozen(adapter.exp_avg),
+            exp_avg_sq=frozen(adapter.exp_avg_sq),
+            shards=adapter.shards,
+        )
 
     def _placed(
         self,
