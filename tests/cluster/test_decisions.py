@@ -41,20 +41,26 @@ def test_ranks_that_differ_are_refused_with_a_table_of_what_differs() -> None:
         INFO, rank=1, node="b", pid=11, facts={"torch": "2.12", "LILO_CHECKPOINT_VOLUME": "v"}
     )
     with pytest.raises(BackendLost) as caught:
-        check_agreement([INFO, other])
+        check_agreement([INFO, other], INFO.facts)
     told = str(caught.value)
     assert "LILO_CHECKPOINT_VOLUME, torch" in told or "torch, LILO_CHECKPOINT_VOLUME" in told
     rows = [line.split() for line in told.splitlines()[1:]]
     assert rows[0][:3] == ["rank", "node", "pid"]
-    assert {row[1] for row in rows[1:]} == {"a", "b"}
+    assert {row[1] for row in rows[1:]} == {"-", "a", "b"}
     assert {"2.13", "2.12"} <= {cell for row in rows for cell in row}
-    check_agreement([INFO, replace(INFO, rank=1, pid=12, node="b")])
+    check_agreement([INFO, replace(INFO, rank=1, pid=12, node="b")], INFO.facts)
+
+
+def test_b37_a_variable_that_only_the_driver_has_is_a_difference() -> None:
+    driver = {**INFO.facts, "LILO_CHECKPOINT_VOLUME": "runs"}
+    with pytest.raises(BackendLost, match="LILO_CHECKPOINT_VOLUME"):
+        check_agreement([INFO, replace(INFO, rank=1)], driver)
 
 
 def test_b39_a_limit_that_a_group_did_not_take_over_is_a_difference() -> None:
     here = replace(INFO, group_limits_s={"tp": 7200.0})
     with pytest.raises(BackendLost, match="limit of group tp"):
-        check_agreement([here, replace(here, rank=1, group_limits_s={"tp": 1800.0})])
+        check_agreement([here, replace(here, rank=1, group_limits_s={"tp": 1800.0})], INFO.facts)
 
 
 def test_all_ranks_refuse_or_none() -> None:

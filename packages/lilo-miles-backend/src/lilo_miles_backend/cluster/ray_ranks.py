@@ -24,6 +24,7 @@ from lilo_miles_backend.cluster.placement import bundles_in_order, give_back, pl
 from lilo_miles_backend.cluster.ray_member import RayMember
 from lilo_miles_backend.config import BackendSettings, handed_over
 from lilo_miles_backend.launchers.driver import DrivenRanks
+from lilo_miles_backend.launchers.facts import local_facts
 from lilo_miles_backend.launchers.limits import DriverLimits
 from lilo_miles_backend.ranks.place import RankPlace
 
@@ -59,6 +60,7 @@ def start_ray_ranks(config: BackendConfig, settings: BackendSettings, address: s
             definition,
             members,
             DriverLimits(limits=definition.limits, silence_s=settings.rank_silence_s),
+            facts=local_facts(config, settings),
             give_back=held.pop_all().close,
         )
     ranks.begin(f"tcp://{_host(where[0].address)}:{where[0].free_port}")

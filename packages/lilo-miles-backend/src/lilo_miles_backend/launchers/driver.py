@@ -64,6 +64,7 @@ class DrivenRanks:
         definition: Definition,
         members: Sequence[Member],
         limits: DriverLimits,
+        facts: Mapping[str, str],
         give_back: Callable[[], None],
     ) -> None:
         """Take over members whose processes run; `begin` follows.
@@ -72,11 +73,13 @@ class DrivenRanks:
             definition: Of the trainer.
             members: In rank order.
             limits: Of waits.
+            facts: This process's, which the ranks' must equal.
             give_back: Ends whatever the launcher holds beside the processes; called once, when these were ended.
         """
         self._timeout_minutes = definition.limits.distributed_timeout_minutes
         self._members = tuple(members)
         self._limits = limits
+        self._facts = facts
         self._give_back = give_back
         self._pulse = Pulse(members, limits.silence_s)
         self._order = {mailbox: threading.Lock() for mailbox in ORDERED}
@@ -100,7 +103,7 @@ class DrivenRanks:
         try:
             answers = self._exchange("train", Begin(rendezvous=rendezvous), self._limits.begin())
             self._info = tuple(cast(list[RankInfo], answers))
-            check_agreement(self._info)
+            check_agreement(self._info, self._facts)
         except LiloError as error:
             self._lose(error.message)
             raise

@@ -24,6 +24,7 @@ from lilo_engine.commands.frames import FrameError
 from lilo_miles_backend.config import BackendSettings, environment_with
 from lilo_miles_backend.launchers.carried_member import CarriedMember, places_of
 from lilo_miles_backend.launchers.driver import DrivenRanks
+from lilo_miles_backend.launchers.facts import local_facts
 from lilo_miles_backend.launchers.limits import DriverLimits
 from lilo_miles_backend.launchers.mailboxes import Mailbox
 from lilo_miles_backend.launchers.member import LinkLost
@@ -60,6 +61,7 @@ def spawn_ranks(config: BackendConfig, settings: BackendSettings) -> DrivenRanks
         config.definition,
         members,
         DriverLimits(limits=config.definition.limits, silence_s=settings.rank_silence_s),
+        facts=local_facts(config, settings),
         give_back=lambda: shutil.rmtree(folder, ignore_errors=True),
     )
     ranks.begin(rendezvous)
