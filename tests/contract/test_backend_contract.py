@@ -326,8 +326,8 @@ def test_a_load_can_be_prepared_beside_the_gpu_lane(backend):
         backend.prepare_load(ref, with_optimizer=True)
         backend.load(ModelId("n"), ref, with_optimizer=True)
         assert np.array_equal(look(backend, "m"), look(backend, "n"))
+    nowhere = CheckpointRef(run_id="m", kind="weights", name="nowhere")
     with pytest.raises(NotFound):
-        nowhere = CheckpointRef(run_id="m", kind="weights", name="nowhere")
         backend.prepare_load(nowhere, with_optimizer=True)
 
 
