@@ -144,6 +144,8 @@ def test_one_life_training_stopping_starting_again_and_resuming(tmp_path, monkey
         process.send_signal(signal.SIGTERM)
         assert process.wait(15) == 0
         assert time.monotonic() - began < 15
+        # Its server is gone, so that there is nobody to tell; it stops asking.
+        service.holder.close()
     finally:
         process.kill()
     process, url = started(tmp_path, tmp_path / "second.log")

@@ -133,6 +133,7 @@ def test_a_run_goes_on_from_its_newest_whole_state_in_the_next_container(contain
         train(client, 2)
         client.save_state("two").result(LIMIT_S)
         assert loss(client) != at_first
+    service.holder.close()
     assert provider.calls == [(APP, "r1")]
 
     damage(container / "volume", "two")
@@ -146,6 +147,7 @@ def test_a_run_goes_on_from_its_newest_whole_state_in_the_next_container(contain
         train(client, 1)
         assert loss(client) != at_first
         client.save_state("three").result(LIMIT_S)
+    service.holder.close()
     (resume,) = out["resumes"]
     assert resume.path == first
     assert any("two" in skipped for skipped in resume.skipped)
