@@ -91,6 +91,12 @@ def environment() -> Mapping[str, str]:
     return dict(os.environ)
 
 
+def environment_of_children() -> Mapping[str, str]:
+    """Without our secrets: the key of clients, and the address of the records, which may have a password in it."""
+    secrets = (API_KEY_VARIABLE, RECORDS_URL_VARIABLE)
+    return {name: value for name, value in os.environ.items() if name not in secrets}
+
+
 def add_to_environment(variables: Mapping[str, str]) -> None:
     """Set variables for the processes that this one starts."""
     os.environ.update(variables)

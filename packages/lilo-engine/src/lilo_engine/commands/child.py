@@ -22,6 +22,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from lilo_engine.config import environment_of_children
 from lilo_engine.log_tail import last_words
 
 _log = logging.getLogger(__name__)
@@ -117,6 +118,7 @@ def start_child(module: str, config: str, descriptors: Sequence[int], log_path: 
             stderr=subprocess.STDOUT,
             start_new_session=True,
             pass_fds=descriptors,
+            env=environment_of_children(),
         )
     assert process.stdin is not None
     child = Child(process, log_path, log_start)
