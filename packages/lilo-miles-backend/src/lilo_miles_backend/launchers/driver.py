@@ -30,13 +30,20 @@ from lilo_miles_backend.launchers.agreement import check_agreement
 from lilo_miles_backend.launchers.answers import Answer, Disagreement, any_refused, settle
 from lilo_miles_backend.launchers.first_cause import (
     Evidence,
-    Weight,
     first_cause,
-    name_of,
+    of_end,
     of_fault,
+    of_limit,
 )
 from lilo_miles_backend.launchers.limits import DriverLimits, command_words
-from lilo_miles_backend.launchers.mailboxes import ORDERED, Begin, Leave, Mailbox, RankFault
+from lilo_miles_backend.launchers.mailboxes import (
+    ORDERED,
+    Begin,
+    Leave,
+    Mailbox,
+    Prepare,
+    RankFault,
+)
 from lilo_miles_backend.launchers.member import LinkLost, Member
 from lilo_miles_backend.launchers.pulse import Pulse
 from lilo_miles_backend.launchers.ranks import Reply
@@ -101,6 +108,7 @@ class DrivenRanks:
             BackendLost: one failed, or they differ in what must be equal; none is left.
         """
         try:
+            self._exchange("train", Prepare(), self._limits.begin())
             answers = self._exchange("train", Begin(rendezvous=rendezvous), self._limits.begin())
             self._info = tuple(cast(list[RankInfo], answers))
             check_agreement(self._info, self._facts)
@@ -215,7 +223,8 @@ class DrivenRanks:
             if self._began and (silent := self._pulse.silent(waiting)):
                 raise self._fail(command, silent)
             if waiting and time.monotonic() >= end_s:
-                raise self._fail(command, [self._late(waiting, command, words)])
+                late = [self._pulse.doing(member.rank) for member in waiting]
+                raise self._fail(command, [of_limit(command_words(command), words, late)])
         return answers
 
     def _take(
@@ -232,7 +241,7 @@ class DrivenRanks:
             try:
                 answer = cast(Any, frames.decode(future.result()))
             except LinkLost:
-                faults.append(self._ended(member))
+                faults.append(of_end(member))
                 continue
             if isinstance(answer, RankFault):
                 _log.error("rank %d: %s\n%s", answer.rank, answer.error, answer.trace)
@@ -249,7 +258,7 @@ class DrivenRanks:
         while not any(one.is_primary for one in faults) and time.monotonic() < end_s:
             if self._cause is not None:  # another command knew more
                 return self._lose("")
-            faults += [self._ended(member) for member in self._members if member.fate() is not None]
+            faults += [of_end(member) for member in self._members if member.fate() is not None]
             self._stir.wait(LOOK_S)
         for one in faults:
             _log.error("in %s: %s", command_words(command), one.words)
@@ -275,23 +284,10 @@ class DrivenRanks:
         self._give_back()
         self._stir.set()
 
-    def _ended(self, member: Member) -> Evidence:
-        fate = member.fate() or "is gone"
-        words = f"{name_of(member.rank, member.pid, member.node)} {fate}"
-        return Evidence(weight=Weight.ENDED, at_s=time.time(), words=words)
-
-    def _late(self, waiting: Sequence[Member], command: object, words: str) -> Evidence:
-        who = ", ".join(self._pulse.doing(member.rank) for member in waiting)
-        return Evidence(
-            weight=Weight.LIMIT,
-            at_s=time.time(),
-            words=f"{command_words(command)} did not end within {words}; still running: {who}",
-        )
-
     def _watch(self) -> None:
         """Ask for progress, and notice ends when no command waits for them."""
         while self._cause is None:
-            ended = [self._ended(member) for member in self._members if member.fate() is not None]
+            ended = [of_end(member) for member in self._members if member.fate() is not None]
             if ended:
                 self._lose(first_cause(ended))
                 return

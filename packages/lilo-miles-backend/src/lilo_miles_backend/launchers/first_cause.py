@@ -1,4 +1,4 @@
-"""First cause: of everything that is known about a broken group, what came first; in words for a client. Pure.
+"""First cause: of everything that is known about a broken group, what came first; in words for a client.
 
 When one rank fails, the others fail too, and often their errors arrive sooner: "connection closed by peer" says
 nothing of the peer. So evidence is ranked by what can be the cause of what, and by time only within that.
@@ -6,11 +6,13 @@ nothing of the peer. So evidence is ranked by what can be the cause of what, and
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
 from lilo_miles_backend.launchers.mailboxes import RankFault
+from lilo_miles_backend.launchers.member import Member
 
 
 class Weight(IntEnum):
@@ -68,6 +70,19 @@ def of_fault(fault: RankFault, limit_minutes: float, others: Sequence[str] = ())
         return Evidence(weight=Weight.LIMIT, at_s=fault.at_s, words=words)
     weight = Weight.PEER if fault.collective else Weight.RAISED
     return Evidence(weight=weight, at_s=fault.at_s, words=f"{who}: {fault.error}")
+
+
+def of_end(member: Member) -> Evidence:
+    """Evidence from a process that is gone."""
+    fate = member.fate() or "is gone"
+    words = f"{name_of(member.rank, member.pid, member.node)} {fate}"
+    return Evidence(weight=Weight.ENDED, at_s=time.time(), words=words)
+
+
+def of_limit(command: str, limit: str, late: Sequence[str]) -> Evidence:
+    """Evidence from a command that takes too long; `late` are the ranks that it waits for, in words."""
+    words = f"{command} did not end within {limit}; still running: {', '.join(late)}"
+    return Evidence(weight=Weight.LIMIT, at_s=time.time(), words=words)
 
 
 def name_of(rank: int, pid: int | None, node: str) -> str:

@@ -22,7 +22,14 @@ from lilo_engine.errors import BackendLost, LiloError
 
 from lilo_miles_backend.config import BackendSettings
 from lilo_miles_backend.launchers.facts import local_facts
-from lilo_miles_backend.launchers.mailboxes import Beat, Begin, Done, Leave, RankFault
+from lilo_miles_backend.launchers.mailboxes import (
+    Beat,
+    Begin,
+    Done,
+    Leave,
+    Prepare,
+    RankFault,
+)
 from lilo_miles_backend.rank_commands import Fetch, Persist, RankInfo, TrainCommand
 from lilo_miles_backend.ranks.place import RankPlace
 
@@ -60,8 +67,13 @@ class RankHost:
             _log.exception("rank %d failed in %s", self._place.rank, type(command).__name__)
             return frames.encode(self._fault(command, error))
 
-    def _run(self, command: TrainCommand | Persist | Fetch | Begin | Leave | Beat) -> object:
+    def _run(
+        self, command: TrainCommand | Persist | Fetch | Prepare | Begin | Leave | Beat
+    ) -> object:
         match command:
+            case Prepare():
+                self._class()
+                return None
             case Beat():
                 return self._progress()
             case Begin():
@@ -76,9 +88,6 @@ class RankHost:
                 return self._started().execute(command)
 
     def _begin(self, command: Begin) -> RankInfo:
-        # Only now, so that a rank that cannot be imported says so instead of dying.
-        module, _, name = self._settings.rank_class.partition(":")
-        make: Callable[..., Rank] = getattr(import_module(module), name)
         place = RankPlace(
             rank=self._place.rank,
             world_size=self._place.world_size,
@@ -86,9 +95,14 @@ class RankHost:
             node=self._place.node,
             local_rank=self._place.local_rank,
         )
-        self._rank = make(self._config, self._settings, place)
+        self._rank = self._class()(self._config, self._settings, place)
         facts = local_facts(self._config, self._settings)
         return replace(self._rank.info(), node=place.node, facts=facts)
+
+    def _class(self) -> Callable[..., Rank]:
+        # Not at the top, so that a rank that cannot be imported says so instead of dying.
+        module, _, name = self._settings.rank_class.partition(":")
+        return getattr(import_module(module), name)
 
     def _started(self) -> Rank:
         assert self._rank is not None, "Begin is the first command of a rank"

@@ -25,6 +25,11 @@ ORDERED: tuple[Mailbox, ...] = ("train", "persist")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Prepare:
+    """Import what a rank is made of, which takes some longer than others; nobody waits in a process group for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Begin:
     """Join the process groups and load the base model; answered with the rank's `RankInfo`."""
 
@@ -70,7 +75,7 @@ class RankFault:
 
 
 def _register() -> None:
-    frames.register(Begin, Leave, Beat, Done, RankFault, rank_commands.RankInfo)
+    frames.register(Prepare, Begin, Leave, Beat, Done, RankFault, rank_commands.RankInfo)
     frames.register(
         rank_commands.CreateAdapter,
         rank_commands.RunBatch,
