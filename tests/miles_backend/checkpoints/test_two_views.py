@@ -6,7 +6,10 @@ same assertions must fail.
 
 import contextlib
 import socket
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,7 @@ from lilo_engine.operations.reference import CheckpointRef
 from lilo_miles_backend.adapter_state import assemble
 from lilo_miles_backend.checkpoints import load_training, persist_sampler, persist_training
 from lilo_miles_backend.checkpoints.capture_files import CaptureFiles
+from lilo_miles_backend.ranks.view_guard import ViewGuard
 from lilo_miles_backend.sampler.adapters import read_adapter
 from lilo_miles_backend.sampler.weights import read_base
 from lilo_volume import Attempt, Entry, LocalVolume, SoloGroup, VolumeBusy, catalogue
@@ -204,6 +208,64 @@ def test_b35_nothing_that_was_loaded_or_captured_holds_a_file_of_the_volume(node
 
     mapped = load_file(Path(snapshot.folder) / "adapter_model.safetensors")
     assert len(held_below(root)) == 1 == len({len(mapped)}), "a mapped file does show"
+
+
+def test_b35_a_load_takes_nothing_from_a_publication_that_is_under_way(tmp_path, monkeypatch):
+    nodes = TwoNodes(tmp_path, Modes(reload_dirty="drop"))
+    nodes.save()
+    ref = CheckpointRef(run_id=RUN, kind="weights", name="one")
+    written, go_on = threading.Event(), threading.Event()
+    publish = Attempt.publish
+
+    def pause(self, **options):
+        written.set()
+        assert go_on.wait(20)
+        return publish(self, **options)
+
+    monkeypatch.setattr(Attempt, "publish", pause)
+
+    def scenario(guard: ViewGuard, name: str, *, load_first: bool) -> None:
+        """A snapshot is written; before it is committed, somebody loads on the same node."""
+        written.clear()
+        go_on.clear()
+
+        def write() -> Published:
+            with guard.writing():
+                target = destination("sampler_weights", name)
+                return persist_sampler(nodes.volumes[0], SoloGroup(), nodes.state, target)
+
+        def load() -> None:
+            with guard.loading():
+                load_training(nodes.volumes[0], ref)
+
+        with ThreadPoolExecutor(2) as threads:
+            publishing = threads.submit(write)
+            assert written.wait(20)
+            loading = threads.submit(load)
+            if load_first:
+                loading.result(20)
+            go_on.set()
+            loading.result(20)
+            error = publishing.exception(20)
+            assert error is None, error
+
+    scenario(ViewGuard(20.0), "guarded", load_first=False)
+    unguarded = ViewGuard(20.0)
+    monkeypatch.setattr(unguarded, "writing", nullcontext)
+    fails(lambda: scenario(unguarded, "unguarded", load_first=True))
+
+
+def test_whoever_waits_too_long_for_a_view_is_told_what_for():
+    guard = ViewGuard(0.01)
+    with guard.writing():
+        with pytest.raises(CommandFailed, match="publications"), guard.loading():
+            pass
+        with guard.writing():
+            pass
+    with guard.loading(), pytest.raises(CommandFailed, match="loaded"), guard.writing():
+        pass
+    with guard.writing():
+        pass
 
 
 def test_b35_a_save_short_of_one_shard_is_refused_by_name_and_the_previous_stays(

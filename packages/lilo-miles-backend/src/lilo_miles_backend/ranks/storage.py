@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -18,7 +19,7 @@ from lilo_engine.commands.command import Published
 from lilo_engine.errors import InvalidRequest, NotFound
 from lilo_engine.operations.operation import LoraSpec
 from lilo_engine.storage import open_checkpoints
-from lilo_volume import Group, SoloGroup
+from lilo_volume import Group, LocalVolume, SoloGroup
 from lilo_volume.config import node_id
 from lilo_volume.groups.torch import TorchGroup
 
@@ -33,6 +34,7 @@ from lilo_miles_backend.ranks.captures import Captures
 from lilo_miles_backend.ranks.gather import whole_tensors
 from lilo_miles_backend.ranks.parallel import Parallel
 from lilo_miles_backend.ranks.share import share_of
+from lilo_miles_backend.ranks.view_guard import ViewGuard
 from lilo_miles_backend.shards import FactorShard
 
 ShardsOf = Callable[[LoraSpec], Mapping[str, FactorShard]]
@@ -58,6 +60,7 @@ class Storage:
             layout={"tp": topology.tp, "cp": topology.cp, "dp": topology.dp},
             files=CaptureFiles(self._volume) if definition.trainer.captures == "volume" else None,
         )
+        self._guard = ViewGuard(TIMEOUT_S)
         self._lock = threading.Lock()
         self._fetched: dict[str, AdapterState] = {}
 
@@ -83,7 +86,8 @@ class Storage:
 
     def persist(self, command: Persist) -> Published:
         """Publish a capture: a training state together with all ranks, a snapshot as rank 0 alone."""
-        return self._captures.persist(command.capture_id, command.destination)
+        with self._guard.writing():
+            return self._captures.persist(command.capture_id, command.destination)
 
     def fetch(self, command: Fetch) -> None:
         """Read this rank's part of a published checkpoint, checked, and keep it for `take`.
@@ -100,13 +104,14 @@ class Storage:
         ) -> Mapping[str, FactorShard]:
             return self._placed(str(command.source), base_model, spec, shapes)
 
-        state = load_training(
-            self._volume,
-            command.source,
-            with_optimizer=command.with_optimizer,
-            group=self._group,
-            place=place,
-        )
+        with nullcontext() if isinstance(self._volume, LocalVolume) else self._guard.loading():
+            state = load_training(
+                self._volume,
+                command.source,
+                with_optimizer=command.with_optimizer,
+                group=self._group,
+                place=place,
+            )
         with self._lock:
             self._fetched[command.fetch_id] = state
 
