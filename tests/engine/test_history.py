@@ -1,16 +1,14 @@
 """History: passes lie in files when memory is short, snapshots release them, and what is kept makes the state again."""
 
 import anyio
-import numpy as np
 import pytest
-from lilo_engine.commands.backend import BackendConfig
-from lilo_engine.commands.command import Batch, WorkItem
-from lilo_engine.commands.memory import MemoryBackend
 from lilo_engine.errors import CommandFailed, InvalidRequest
 from lilo_engine.history.history import HistorySettings
 from lilo_engine.history.segments import Segments
-from lilo_engine.operations.operation import ForwardBackward, ModelId
+from lilo_engine.operations.operation import ModelId
 from lilo_engine.operations.result import Passed
+
+from tests.engine.repeat import repeated, same
 
 pytestmark = pytest.mark.anyio
 
@@ -41,47 +39,13 @@ async def caught_up(rig):
         await rig.engine.files.caught_up()
 
 
-async def repeated(rig, tiny, tmp_path, model_id):
-    """The model on a new trainer, from its base and what was done since."""
-    backend = MemoryBackend(
-        BackendConfig(definition=tiny, checkpoints_root=str(tmp_path / "checkpoints"), epoch=9)
-    )
-    request = next(r for r in rig.journal.created if r.model_id == model_id)
-    backend.create_adapter(model_id, request.lora)
-    base = rig.engine.history.base(model_id)
-    if base.source is not None:
-        backend.load(model_id, base.source, with_optimizer=base.with_optimizer)
-    plans = []
-    async for plan, operation in rig.engine.files.repeat(rig.engine.history.done(model_id)):
-        plans.append(plan)
-        if isinstance(operation, ForwardBackward):
-            item = WorkItem(operation_id="again", model_id=model_id, datums=operation.datums)
-            backend.forward_backward(
-                Batch(
-                    loss=operation.loss,
-                    config=operation.loss_config,
-                    forward_only=False,
-                    items=(item,),
-                )
-            )
-        else:
-            backend.optim_step(model_id, operation.params)
-    return backend._adapters[model_id], plans
-
-
-def assert_same(left, right):
-    for name in ("weights", "exp_avg", "exp_avg_sq", "gradients"):
-        assert np.array_equal(getattr(left, name), getattr(right, name)), name
-    assert left.optimizer_step == right.optimizer_step
-
-
 @pytest.mark.parametrize(
     "settings",
     [{}, {"memory_bytes": 0}, {"eager_bytes": 0}, {"memory_bytes": 0, "uncovered_bytes": 20_000}],
     ids=["memory", "files", "eager", "files and snapshots"],
 )
 async def test_snapshot_and_recorded_operations_give_the_state_of_the_trainer(
-    build, tiny, tmp_path, engine_with, settings
+    build, tmp_path, engine_with, settings
 ):
     async with engine_with(**settings) as rig:
         for name in ("a", "b"):
@@ -102,8 +66,10 @@ async def test_snapshot_and_recorded_operations_give_the_state_of_the_trainer(
         await caught_up(rig)
         for name in ("a", "b"):
             live = rig.backend._adapters[ModelId(name)]
-            again, plans = await repeated(rig, tiny, tmp_path, ModelId(name))
-            assert_same(again, live)
+            again, plans = await repeated(
+                rig.engine, ModelId(name), build.lora(), tmp_path / "checkpoints"
+            )
+            assert same(again, live)
             assert [plan.number for plan in plans] == sorted(plan.number for plan in plans)
         by_itself = [p.name for p in rig.journal.checkpoints if p.name != "state"]
         assert bool(by_itself) == ("uncovered_bytes" in settings)
@@ -144,7 +110,7 @@ async def test_a_saved_state_releases_everything_before_its_last_step(build, tmp
 
 
 async def test_a_window_that_was_dropped_and_a_state_that_was_replaced_are_not_repeated(
-    build, tiny, tmp_path, engine_with
+    build, tmp_path, engine_with
 ):
     async with engine_with() as rig:
         await rig.create(build.model("m"))
@@ -160,8 +126,8 @@ async def test_a_window_that_was_dropped_and_a_state_that_was_replaced_are_not_r
         await rig.do(build.step("m", 8))
         await rig.do(build.load("m", 9, saved.ref))
         await rig.do(long_pass(build, "m", 10))
-        again, _ = await repeated(rig, tiny, tmp_path, ModelId("m"))
-        assert_same(again, rig.backend._adapters[ModelId("m")])
+        again, _ = await repeated(rig.engine, ModelId("m"), build.lora(), tmp_path / "checkpoints")
+        assert same(again, rig.backend._adapters[ModelId("m")])
 
 
 async def test_the_engine_saves_between_two_windows_and_trains_on_when_that_fails(

@@ -32,15 +32,18 @@ from lilo_engine.errors import (
     NotFound,
     Unavailable,
 )
+from lilo_engine.history.history import HistorySettings
 from lilo_engine.journal import MemoryJournal
 from lilo_engine.operations.operation import ForwardBackward, ModelId, OptimStep, SaveState
 from lilo_engine.operations.reference import CheckpointRef
 from lilo_engine.operations.result import Complete, Failed, Pending
 
 from tests.engine.conftest import Build, HeldBackend
+from tests.engine.repeat import repeated, same
 
 BUILD = Build()
 TINY = get("tiny").derive(lora={"slots": 3})
+LANES = ("gpu", "checkpoint", "publication")
 LIMIT_S = 30
 KINDS = ("pass", "forward", "bad pass", "step", "save", "publish", "load")
 LIVE = 5
@@ -121,7 +124,13 @@ class Interleavings(RuleBasedStateMachine):
 
     async def _build(self):
         return Engine(
-            definition=TINY, launcher=self.launcher, journal=MemoryJournal(), suspend_idle_s=0.0
+            definition=TINY,
+            launcher=self.launcher,
+            journal=MemoryJournal(),
+            suspend_idle_s=0.0,
+            # Everything lies in files, and the engine saves often by itself.
+            history=HistorySettings(memory_bytes=0, eager_bytes=0, uncovered_operations=4),
+            segments=Path(self.folder.name) / "segments",
         )
 
     @property
@@ -364,6 +373,20 @@ class Interleavings(RuleBasedStateMachine):
             with tempfile.TemporaryDirectory() as root:
                 _check_alone(client, states, Path(root))
         _check_order([s.backend.log for s in self.launcher.started])
+        self.portal.call(self._check_history)
+
+    async def _check_history(self):
+        """What is kept of each model that has a slot makes its state again."""
+        with anyio.fail_after(LIMIT_S):
+            while any(self.engine.overview()["lanes"][lane] for lane in LANES):
+                await anyio.lowlevel.checkpoint()
+            await self.engine.files.caught_up()
+        for model in self.engine.overview()["models"]:
+            if model["phase"] != "ready":
+                continue
+            model_id = model["model_id"]
+            again, _ = await repeated(self.engine, model_id, BUILD.lora(), Path(self.folder.name))
+            assert same(again, self.backend._adapters[model_id]), f"{model_id} is another one"
 
     def _last_state(self, client, number):
         request_id = client.sent[number][1]
