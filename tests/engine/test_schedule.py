@@ -18,9 +18,11 @@ from lilo_engine.schedule.scheduler import MAX_STEPS, Scheduler
 class Queues:
     """Models with waiting operations, and the scheduler over them."""
 
-    def __init__(self, max_tokens=10_000, max_requests=None, workers=2):
+    def __init__(self, max_tokens=10_000, max_requests=None, workers=2, packs_models=False):
         self.scheduler = Scheduler(
-            budget=Budget(max_tokens=max_tokens, max_requests=max_requests),
+            budget=Budget(
+                max_tokens=max_tokens, max_requests=max_requests, packs_models=packs_models
+            ),
             lanes=Lanes(publication_workers=workers),
         )
         self.parked = {}
@@ -76,6 +78,15 @@ def test_the_token_budget_lets_smaller_requests_pass_one_that_does_not_fit(build
     )
     assert queues.names() == ["a1", "c1"]
     assert queues.names() == ["b1"]
+
+
+@pytest.mark.parametrize("packs_models", [True, False])
+def test_a_plan_says_whether_rows_of_several_models_run_together(build, packs_models):
+    queues = Queues(packs_models=packs_models)
+    queues.add(*[build.forward_backward(m, s) for m in "ab" for s in (1, 2)])
+    assert ("share microbatches" in queues.next().reason) == packs_models
+    queues.add(*[build.forward_backward("a", s) for s in (3, 4)])
+    assert "share microbatches" not in queues.next().reason  # one model's
 
 
 def test_a_request_over_the_budget_runs_alone(build):

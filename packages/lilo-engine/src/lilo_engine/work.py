@@ -76,6 +76,7 @@ class Work:
             budget=Budget(
                 max_tokens=definition.limits.max_batch_tokens,
                 max_requests=definition.limits.max_forward_backward_batch,
+                packs_models=definition.trainer.pack_models,
             ),
             lanes=Lanes(publication_workers=definition.limits.publication_workers),
         )

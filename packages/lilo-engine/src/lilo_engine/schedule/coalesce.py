@@ -22,6 +22,8 @@ class Budget:
     max_tokens: int
     max_requests: int | None
     """None = no cap."""
+    packs_models: bool = False
+    """Whether rows of several models share microbatches; it changes what a plan says, not what it holds."""
 
 
 @dataclass(slots=True)

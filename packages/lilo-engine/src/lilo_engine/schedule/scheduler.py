@@ -142,6 +142,8 @@ class Scheduler:
                 f"; {len(entries)} passes of {models} models share loss and config, "
                 f"{tokens} of {self.budget.max_tokens} tokens"
             )
+            if self.budget.packs_models and models > 1:
+                reason += "; rows of several models share microbatches"
         return Plan(entries=tuple(entries), lane="gpu", reason=reason)
 
     def _steps(self, anchor: ModelId, reason: str) -> Plan:
