@@ -14,10 +14,11 @@ import pytest
 import tinker
 import uvicorn
 from lilo_definitions import Definition, get
-from lilo_engine.app import Parts, ServerSettings, build_app, open_control
+from lilo_engine.app import build_app
 from lilo_engine.commands.launcher import Launcher, MemoryLauncher
 from lilo_engine.config import DataFolder
 from lilo_engine.control.sweeper import SweepSettings
+from lilo_engine.parts import Parts, ServerSettings, open_control
 from lilo_engine.requests.body import BodyLimits
 from lilo_engine.requests.front import FrontSettings
 from lilo_engine.sampling.launcher import MemorySamplerLauncher

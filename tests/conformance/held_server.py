@@ -11,12 +11,13 @@ from pathlib import Path
 
 import uvicorn
 from lilo_definitions import get
-from lilo_engine.app import Parts, build_app, open_control
+from lilo_engine.app import build_app
 from lilo_engine.commands.backend import BackendConfig
 from lilo_engine.commands.command import Batch, Output
 from lilo_engine.commands.launcher import MemoryLauncher
 from lilo_engine.commands.memory import MemoryBackend
 from lilo_engine.config import DataFolder
+from lilo_engine.parts import Parts, open_control
 from lilo_engine.sampling.launcher import MemorySamplerLauncher
 
 KEY = "tml-held"

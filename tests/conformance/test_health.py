@@ -7,11 +7,12 @@ import anyio.lowlevel
 import httpx
 import pytest
 from lilo_definitions import get
-from lilo_engine.app import Parts, build_app, open_control
+from lilo_engine.app import build_app
 from lilo_engine.commands.launcher import MemoryLauncher
 from lilo_engine.commands.memory import MemoryBackend
 from lilo_engine.config import DataFolder
 from lilo_engine.errors import Unavailable
+from lilo_engine.parts import Parts, open_control
 from lilo_engine.requests import front
 from lilo_engine.sampling.launcher import MemorySamplerLauncher
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from lilo_engine.app import open_control
 from lilo_engine.commands.command import Published
 from lilo_engine.config import DataFolder
 from lilo_engine.control.control import Control
@@ -15,6 +14,7 @@ from lilo_engine.engine_client import EngineState
 from lilo_engine.errors import NotFound
 from lilo_engine.operations.lora_metadata import lora_to_metadata
 from lilo_engine.operations.operation import CreateModel, LoraSpec, ModelId, SaveSampler, SaveState
+from lilo_engine.parts import open_control
 from lilo_engine.sampling.residents import AdapterVersion
 from lilo_volume import LocalVolume, SoloGroup, begin
 

@@ -6,12 +6,12 @@ import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from lilo_engine.app import open_control
 from lilo_engine.config import DataFolder
 from lilo_engine.control.sessions import NewSession
 from lilo_engine.control.tables import Base
 from lilo_engine.errors import ServerError
 from lilo_engine.operations.reference import CheckpointRef
+from lilo_engine.parts import open_control
 
 from tests.control.conftest import Clock, Plane
 

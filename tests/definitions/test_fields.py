@@ -14,12 +14,13 @@ import lilo_definitions
 import pytest
 from lilo_definitions import Definition, Part
 from lilo_engine import app as engine_app
-from lilo_engine.app import Parts, ServerSettings, build_app
+from lilo_engine.app import build_app
 from lilo_engine.commands.backend import BackendConfig
 from lilo_engine.commands.bridge import command_limit
 from lilo_engine.commands.command import Batch, WorkItem
 from lilo_engine.config import DataFolder
 from lilo_engine.errors import InvalidRequest, ServerError
+from lilo_engine.parts import Parts, ServerSettings
 from lilo_engine.requests.decode import lora_spec
 from lilo_engine.requests.wire_json import LoraConfigBody
 from lilo_engine.sampling.host import find_factory

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 import lilo_definitions
 import pytest
 import tinker
-from lilo_engine.app import Parts, open_control
 from lilo_engine.commands.launcher import MemoryLauncher
 from lilo_engine.deploy import places, plan
 from lilo_engine.deploy.bodies import Ending, run_trainer, timing_of
 from lilo_engine.deploy.head import Timing
 from lilo_engine.errors import ServerError
+from lilo_engine.parts import Parts, open_control
 from lilo_engine.sampling.launcher import MemorySamplerLauncher
 from tinker import types
 

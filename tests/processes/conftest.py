@@ -13,12 +13,13 @@ import anyio
 import httpx
 import pytest
 import uvicorn
-from lilo_engine.app import EngineApp, FrontParts, ServerSettings, build_front_app
+from lilo_engine.app import EngineApp, build_front_app
 from lilo_engine.config import DataFolder
 from lilo_engine.control.control import Control
 from lilo_engine.control.engine_address import EngineAddress
 from lilo_engine.control.lease import Lease
 from lilo_engine.control.records import Records
+from lilo_engine.parts import FrontParts, ServerSettings
 from lilo_engine.remote.client import RemoteEngine
 from lilo_engine.remote.line import open_line
 from lilo_engine.requests.body import BodyLimits

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from lilo_definitions import get
-from lilo_engine.app import Parts, open_control
 from lilo_engine.commands.launcher import MemoryLauncher
 from lilo_engine.config import DataFolder
 from lilo_engine.control.lease import Lease
 from lilo_engine.control.records import Records
+from lilo_engine.parts import Parts, open_control
 from lilo_engine.sampling.launcher import MemorySamplerLauncher
 
 

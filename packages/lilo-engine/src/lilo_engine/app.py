@@ -12,11 +12,10 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -25,22 +24,17 @@ from fastapi import FastAPI
 from lilo_definitions import Definition, resolve_source
 from starlette.applications import Starlette
 
-from lilo_engine.commands.launcher import Launcher, ProcessLauncher
-from lilo_engine.config import DataFolder
 from lilo_engine.console.engine_view import EngineView, LocalView
 from lilo_engine.console.metrics import ServerMetrics
 from lilo_engine.console.usage_meter import UsageMeter
-from lilo_engine.control.control import Control
 from lilo_engine.control.engine_address import fronts_secret
-from lilo_engine.control.lease import Lease
-from lilo_engine.control.records import Records
-from lilo_engine.control.sweeper import Sweeper, SweepSettings
+from lilo_engine.control.sweeper import Sweeper
 from lilo_engine.control.upkeep import Upkeep
 from lilo_engine.control.usage import UsageLog, keep_usage
 from lilo_engine.engine import Engine
+from lilo_engine.parts import FrontParts, Parts
 from lilo_engine.remote.calls import Hello
 from lilo_engine.remote.client import RemoteEngine, RemoteSampling, RemoteView
-from lilo_engine.remote.line import Line
 from lilo_engine.remote.server import Answering, engine_server
 from lilo_engine.requests import (
     checkpoints,
@@ -49,7 +43,6 @@ from lilo_engine.requests import (
     future_list,
     futures,
     models,
-    openapi,
     rest,
     sampling,
     session_views,
@@ -60,13 +53,11 @@ from lilo_engine.requests import (
 )
 from lilo_engine.requests.answers import AnswerCount
 from lilo_engine.requests.auth import ApiKeyLayer
-from lilo_engine.requests.front import Front, FrontSettings
+from lilo_engine.requests.front import Front
 from lilo_engine.requests.long_polls import LongPolls
 from lilo_engine.requests.plain_route import PlainRoutes
-from lilo_engine.sampling.launcher import ProcessSamplerLauncher, SamplerLauncher
 from lilo_engine.sampling.manager import SamplingManager
 from lilo_engine.sampling_client import LocalSampling
-from lilo_engine.storage import open_checkpoints
 
 PREFIX = "/api/v1"
 ROUTES = (
@@ -81,90 +72,9 @@ ROUTES = (
     sharing,
     session_views,
     console,
-    openapi,
     unknown,
 )
 """Matched in this order, so that what is asked most is found first; `unknown` matches everything."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSettings:
-    """Limits of a server that no definition states."""
-
-    front: FrontSettings = field(default_factory=FrontSettings)
-    sweep: SweepSettings = field(default_factory=SweepSettings)
-    drain_s: float = 5.0
-    """For running commands and publications when the server stops; it has to be gone within 15 s."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """What a server is built from."""
-
-    definition: Definition
-    data: DataFolder
-    launcher: Launcher
-    """How trainers are started."""
-    sampler_launcher: SamplerLauncher
-    """How sampling engines are started."""
-    control: Control
-    settings: ServerSettings = field(default_factory=ServerSettings)
-    lease: Lease | None = None
-    """Held on the records; renewed while the app runs. None: nobody else can be on them."""
-
-    @classmethod
-    def of_processes(
-        cls,
-        definition: Definition,
-        data: DataFolder,
-        settings: ServerSettings,
-        records: Records | None = None,
-        lease: Lease | None = None,
-    ) -> Parts:
-        """A trainer and a sampling engine in processes of their own; the folder must exist.
-
-        Args:
-            definition: what is served.
-            data: where checkpoints, logs and, if no records are given, the records are.
-            settings: limits of the server.
-            records: those to use, if a lease is held on them.
-            lease: see `Parts.lease`.
-        """
-        return cls(
-            definition=definition,
-            data=data,
-            launcher=ProcessLauncher(
-                definition=definition,
-                checkpoints_root=data.checkpoints,
-                log_path=data.logs / "backend.log",
-            ),
-            sampler_launcher=ProcessSamplerLauncher(
-                definition=definition, log_file=data.logs / "sampler.log"
-            ),
-            control=open_control(data, records=records),
-            settings=settings,
-            lease=lease,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrontParts:
-    """What a front without an engine is built from."""
-
-    hello: Hello
-    """What the engine said of itself."""
-    line: Line
-    """To the engine; watched by whoever opened it."""
-    control: Control
-    settings: ServerSettings = field(default_factory=ServerSettings)
-
-
-def open_control(
-    data: DataFolder, clock: Callable[[], float] = time.time, records: Records | None = None
-) -> Control:
-    """The control plane of a data folder, for the process of its engine: the index is made equal to the volume."""
-    records = records or Records.at(data.root)
-    return Control.of_engine(records, open_checkpoints(data.checkpoints), clock)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,9 +17,10 @@ import uvicorn
 from fastapi import FastAPI
 from lilo_definitions import Definition, get
 
-from lilo_engine.app import Parts, build_app, open_control
+from lilo_engine.app import build_app
 from lilo_engine.commands.launcher import ProcessLauncher
 from lilo_engine.config import DataFolder
+from lilo_engine.parts import Parts, open_control
 from lilo_engine.sampling.launcher import MemorySamplerLauncher
 
 KEY = "tml-bench"

@@ -14,7 +14,7 @@ import anyio
 import typer
 from lilo_definitions import get
 
-from lilo_engine.app import EngineApp, Parts, ServerSettings
+from lilo_engine.app import EngineApp
 from lilo_engine.cli.place import data_folder, records_url_without_password, this_server
 from lilo_engine.cli.problems import Problem, problems_in_one_line
 from lilo_engine.cli.ray_option import RayAddress, use_ray
@@ -22,6 +22,7 @@ from lilo_engine.cli.web_server import WebServer, listen, url_of
 from lilo_engine.config import RECORDS_URL_VARIABLE
 from lilo_engine.control.lease import Lease
 from lilo_engine.control.records import Records
+from lilo_engine.parts import Parts, ServerSettings
 
 READY_LOOK_S = 0.05
 """Between looks for readiness: the trainer and the sampler become ready on their own."""

@@ -14,7 +14,7 @@ from typing import Annotated
 import anyio
 import typer
 
-from lilo_engine.app import FrontParts, build_front_app
+from lilo_engine.app import build_front_app
 from lilo_engine.cli.admission import admit
 from lilo_engine.cli.place import data_folder, records_url_without_password
 from lilo_engine.cli.problems import Problem, problems_in_one_line
@@ -28,6 +28,7 @@ from lilo_engine.control.control import Control
 from lilo_engine.control.engine_address import EngineAddress
 from lilo_engine.control.records import Records
 from lilo_engine.errors import LiloError
+from lilo_engine.parts import FrontParts
 from lilo_engine.remote.client import RemoteEngine
 from lilo_engine.remote.line import open_line
 from lilo_engine.requests.front import Front

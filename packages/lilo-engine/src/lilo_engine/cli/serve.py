@@ -13,7 +13,7 @@ import anyio
 import typer
 from lilo_definitions import get
 
-from lilo_engine.app import Parts, ServerSettings, build_app
+from lilo_engine.app import build_app
 from lilo_engine.cli.admission import admit
 from lilo_engine.cli.place import data_folder, locked, this_server
 from lilo_engine.cli.problems import problems_in_one_line
@@ -22,6 +22,7 @@ from lilo_engine.cli.web_server import WebServer, listen, url_of
 from lilo_engine.config import API_KEY_VARIABLE, api_key_from_environment
 from lilo_engine.control.lease import Lease
 from lilo_engine.control.records import Records
+from lilo_engine.parts import Parts, ServerSettings
 from lilo_engine.requests.front import Front
 
 READY_LOOK_S = 0.05

@@ -27,13 +27,14 @@ import uvicorn
 from lilo_definitions import Definition
 from lilo_volume import VolumeError
 
-from lilo_engine.app import Parts, ServerSettings, build_app
+from lilo_engine.app import build_app
 from lilo_engine.config import DataFolder, api_key_from_environment, records_url
 from lilo_engine.control.records import Records
 from lilo_engine.deploy.resume import Resume, find_resumes
 from lilo_engine.deploy.snapshots import FILE, Snapshots
 from lilo_engine.deploy.surroundings import Surroundings
 from lilo_engine.errors import ServerError
+from lilo_engine.parts import Parts, ServerSettings
 from lilo_engine.requests.front import Front
 from lilo_engine.storage import open_folder
 

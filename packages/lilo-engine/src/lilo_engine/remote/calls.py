@@ -17,6 +17,7 @@ from lilo_engine.sampling.manager import Completions, SampleTicket, SamplingStat
 from lilo_engine.sampling.residents import AdapterVersion
 
 PREFIX = "/engine/v1"
+HEALTH_PATH = "/healthz"
 MEDIA_TYPE = "application/x-lilo-frame"
 EPOCH_HEADER = "x-lilo-epoch"
 WRONG_SECRET = 401

@@ -15,6 +15,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Any
 
 import anyio
@@ -22,7 +23,7 @@ import httpx
 
 from lilo_engine.commands import frames
 from lilo_engine.errors import LiloError, Unavailable
-from lilo_engine.remote.calls import EPOCH_HEADER, MEDIA_TYPE, PREFIX
+from lilo_engine.remote.calls import EPOCH_HEADER, MEDIA_TYPE, PREFIX, Hello
 
 _log = logging.getLogger(__name__)
 
@@ -70,6 +71,9 @@ class Line:
     _waiting: set[anyio.CancelScope] = field(default_factory=set[anyio.CancelScope])
     """Calls that wait for an answer from `_address`."""
     _away_since_s: float | None = None
+    _met: Hello | None = None
+    """What the first engine said of itself: later ones must say the same."""
+    _met_epoch: int | None = None
 
     @property
     def epoch(self) -> int | None:
@@ -133,6 +137,9 @@ class Line:
         with anyio.CancelScope() as scope:
             self._waiting.add(scope)
             try:
+                if self._met_epoch != address.epoch:
+                    self._meet(await self._ask(address, "hello", frames.encode(()), 0.0))
+                    self._met_epoch = address.epoch
                 return await self._ask(address, method, body, wait_s)
             except _BrokenError:
                 if self._address == address:
@@ -163,6 +170,23 @@ class Line:
             return frames.decode(answer.content)
         except frames.FrameError as error:
             raise _BrokenError(f"{address.url} answered what is no frame: {error}") from error
+
+    def _meet(self, hello: Hello) -> None:
+        """See that an engine serves what this front was started for.
+
+        Raises:
+            Unavailable: it does not.
+        """
+        here = version("lilo-engine")
+        if hello.version != here:
+            raise Unavailable(
+                f"the engine has version {hello.version} of lilo-engine, this front {here}; use one on both sides"
+            )
+        if self._met is not None and hello != self._met:
+            raise Unavailable(
+                "the engine serves another definition, or another model folder, than the one before; start this front again"
+            )
+        self._met = hello
 
     def _move(self, address: Address) -> None:
         """Talk to this engine from now on; calls to another one are cut off, to be sent again."""

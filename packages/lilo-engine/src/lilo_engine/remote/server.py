@@ -29,6 +29,7 @@ from lilo_engine.operations.operation import RequestId
 from lilo_engine.remote.calls import (
     ENGINE_METHODS,
     EPOCH_HEADER,
+    HEALTH_PATH,
     MEDIA_TYPE,
     PREFIX,
     SAMPLING_METHODS,
@@ -101,8 +102,18 @@ def engine_server(
             return PlainTextResponse(error.message, WRONG_ENGINE)
         return Response(frames.encode(value), media_type=MEDIA_TYPE)
 
-    route = Route(f"{PREFIX}/{{method}}", answer, methods=["POST"])
-    return Starlette(routes=[route], lifespan=lifespan)
+    async def health(_: Request) -> Response:
+        """For a supervisor, without the secret: 200 when a model could be created and sampled from now."""
+        trainer, sampler = await answering.engine.state(), await answering.sampling.state()
+        words = f"trainer {trainer.phase}, sampler {sampler.phase}, epoch {answering.reign.epoch}"
+        serving = trainer.phase == sampler.phase == "serving"
+        return PlainTextResponse(words, 200 if serving else 503)
+
+    routes = [
+        Route(f"{PREFIX}/{{method}}", answer, methods=["POST"]),
+        Route(HEALTH_PATH, health, methods=["GET"]),
+    ]
+    return Starlette(routes=routes, lifespan=lifespan)
 
 
 def _refusal(request: Request, answering: Answering) -> Response | None:
