@@ -98,3 +98,13 @@ def test_a_search_gives_layouts_that_fit_fastest_first():
 def test_tensor_parallel_ranks_over_the_kv_heads_are_noted():
     notes = make_plan(job("qwen3_5_9b_miles_lora_16k")).notes
     assert any("key-value heads" in note for note in notes)
+
+
+def test_cpu_ranks_share_out_heads_and_columns_and_keep_the_keys_they_gather():
+    one, two = make_plan(job("tiny")).memory, make_plan(job("tiny", tp=2)).memory
+    assert one.kept / 2 < two.kept < one.kept
+    assert two.weights == one.weights / 2
+    tokens = job("tiny").tokens_per_rank
+    model = job("tiny").architecture
+    gathered = make_plan(job("tiny", cp=2)).memory.kept - one.kept
+    assert gathered == tokens * model.layers * 2 * model.kv_width * 2 * 4
