@@ -117,7 +117,7 @@ def numbers(row: Row, ranks: World, references: References, multiple: int) -> No
         ranks.create(f"r{lora_rank}", ref.spec(lora_rank))
     for case, lengths in cases(multiple).items():
         rng = np.random.default_rng(len(lengths) * 1000 + lengths[0])
-        datums = {r: ref.ragged(lengths, rng, vocab=97) for r in LORA_RANKS}
+        datums = {r: weighted(lengths, rng) for r in LORA_RANKS}
         outputs = ranks.run(*(ref.item(f"r{r}", datums[r]) for r in LORA_RANKS))
         for lora_rank, output in zip(LORA_RANKS, outputs, strict=True):
             assert output.error is None, output.error
@@ -134,6 +134,11 @@ def numbers(row: Row, ranks: World, references: References, multiple: int) -> No
             ranks.drop_gradients(model_id)
     for lora_rank in LORA_RANKS:
         ranks.unload(f"r{lora_rank}")
+
+
+def weighted(lengths: tuple[int, ...], rng: np.random.Generator) -> list[ref.Datum]:
+    """Random rows with weights of either sign around 1: their sum, the loss, must not cancel to rounding itself."""
+    return [ref.datum(n, rng, vocab=97, weights=rng.normal(1, 1, size=n)) for n in lengths]
 
 
 def worst_gradient(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:

@@ -1,10 +1,13 @@
-"""Ranks: what runs beside a model shard. Only this folder, `checkpoints/` and `sampler/` import torch.
+"""Ranks: what runs beside a model shard. Only this folder, `checkpoints/`, `sampler/` and `bench/` import torch.
 
 rank.py               one method per command
-forward_backward.py   datums -> microbatches -> model -> loss -> gradients of one adapter
-model.py, attention.py, weights.py              the frozen base model on megatron-core
-lora.py, adapter.py, residents.py               adapters and where they act
-rows.py, microbatch.py, losses.py, logprobs.py  numbers of one pass
-optimizer.py                                    AdamW of one adapter
-device.py, parallel.py, megatron.py             where and with whom this rank runs
+batch.py              a batch's items as passes, and their outputs over all ranks
+forward_backward.py   rows -> microbatches -> model -> loss -> gradients of the adapters
+rows.py, microbatch.py, alignment.py, stream.py     how rows lie, are padded, packed and shared out
+model.py, attention.py, elementwise.py, weights.py  this rank's part of the frozen base model on megatron-core
+sites.py, lora.py, adapter.py, residents.py         adapters, where they act, and which part of them is here
+losses.py, logprobs.py                              formulas, and logprobs without all logits
+reduction.py, optimizer.py                          gradients and norm over all ranks; AdamW of one adapter
+captures.py, gather.py, storage.py                  an adapter's way to the checkpoint volume and back
+device.py, place.py, parallel.py, collectives.py, megatron.py   where and with whom this rank runs
 """
