@@ -54,6 +54,14 @@ def test_weights_saved_for_download_are_fetched_by_links_that_need_no_key(served
     assert {httpx.get(url).status_code for url in found.urls.values()} == {404}
 
 
+def test_a_link_behind_a_proxy_that_ends_tls_has_the_address_that_its_client_used(served, service):
+    path = external(served, trainer(service), 1)
+    url = f"training_runs/{run_id_of(path)}/checkpoints/external_weights/out/external_weights_urls"
+    headers = {"Host": "lilo.example.org", "X-Forwarded-Proto": "https"}
+    urls = served.http.get(f"/api/v1/{url}", headers=headers).json()["urls"]
+    assert all(each.startswith("https://lilo.example.org/api/v1/") for each in urls.values())
+
+
 def test_a_link_ends_when_what_it_was_made_for_is_replaced(served, service):
     client = trainer(service)
     path = external(served, client, 1)

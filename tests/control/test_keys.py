@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hmac
+
 import pytest
 from lilo_engine.control.keys import Keys
 from lilo_engine.control.records import Records
@@ -73,3 +75,20 @@ async def test_guesses_do_not_become_database_load(records):
     key = Keys(records).create("late", 10.0)
     assert not await keys.caller(key, 10.5), "looked less than a second ago"
     assert await keys.caller(key, 11.5)
+
+
+async def test_a_key_is_compared_with_every_digest_in_constant_time(records, monkeypatch):
+    keys = Keys(records)
+    made = [keys.create(f"key {n}", float(n)) for n in range(5)]
+    compared = []
+    compare = hmac.compare_digest
+
+    def counted(left, right):
+        compared.append((left, right))
+        return compare(left, right)
+
+    monkeypatch.setattr(hmac, "compare_digest", counted)
+    for key in (*made, "tml-guess"):
+        compared.clear()
+        await keys.caller(key, 0.0)
+        assert len(compared) == 5, "also when the first one fits"

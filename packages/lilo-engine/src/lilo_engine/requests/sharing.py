@@ -103,7 +103,11 @@ async def copy_weights(request: Request) -> Response:
 
 def absolute(request: Request, link: str) -> str:
     """A link with the address under which the client reached this server, a prefix before `/api/v1` included."""
-    return f"{str(request.base_url).rstrip('/')}{link}"
+    base = request.base_url
+    # A proxy that ends TLS says so; whoever else says it gets a link of no use to himself.
+    if request.headers.get("x-forwarded-proto") == "https":
+        base = base.replace(scheme="https")
+    return f"{str(base).rstrip('/')}{link}"
 
 
 async def _set_public(request: Request, ref: CheckpointRef, public: bool) -> None:
