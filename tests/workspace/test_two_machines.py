@@ -36,7 +36,7 @@ def recipe(hosts: tuple[Host, Host], folder: Path) -> list[list[str]]:
     ):
         assert written in text, f"the recipe has no {written}"
         text = text.replace(written, there)
-    return [line.split() for line in text.split("\n") if re.match(r" +lilo ", line)]
+    return [line.split() for line in text.split("\n") if re.match(r" +(\S+=\S+ )*lilo ", line)]
 
 
 def test_the_recipe_for_two_machines_trains_and_ends_with_its_head(tmp_path):
@@ -47,7 +47,9 @@ def test_the_recipe_for_two_machines_trains_and_ends_with_its_head(tmp_path):
     def start(host: Host, command: list[str], words: bytes):
         log = tmp_path / f"{len(running)}.log"
         log.touch()
-        process = host.run([LILO, *command[1:]], log, LILO_API_KEY=KEY)
+        program = command.index("lilo")
+        variables = dict(word.split("=", 1) for word in command[:program])
+        process = host.run([LILO, *command[program + 1 :]], log, LILO_API_KEY=KEY, **variables)
         running.append(process)
         until = time.monotonic() + LIMIT_S
         while words not in log.read_bytes():
