@@ -105,7 +105,8 @@ class Files:
         await self._caught_up.wait()
 
     def _notify(self) -> None:
-        self._caught_up = anyio.Event()
+        if self._caught_up.is_set():
+            self._caught_up = anyio.Event()
         self._news.set()
 
     async def _write(self, payload: Payload) -> None:
