@@ -43,6 +43,7 @@ from lilo_engine.requests import (
     future_list,
     futures,
     models,
+    openapi,
     rest,
     sampling,
     session_views,
@@ -72,6 +73,7 @@ ROUTES = (
     sharing,
     session_views,
     console,
+    openapi,
     unknown,
 )
 """Matched in this order, so that what is asked most is found first; `unknown` matches everything."""
@@ -94,7 +96,7 @@ class _EngineSide:
             definition=definition,
             launcher=parts.launcher,
             journal=control.journal,
-            segments=parts.data.segments,
+            segments=parts.own_segments(),
         )
         manager = SamplingManager(definition=definition, launcher=parts.sampler_launcher)
         sweep = replace(

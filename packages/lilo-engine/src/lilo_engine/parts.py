@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from lilo_definitions import Definition
 
@@ -45,6 +47,20 @@ class Parts:
     settings: ServerSettings = field(default_factory=ServerSettings)
     lease: Lease | None = None
     """Held on the records; renewed while the app runs. None: nobody else can be on them."""
+
+    def own_segments(self) -> Path:
+        """Where this engine's payloads lie; what engines before it left is removed.
+
+        One that was stopped and wakes after its lease was taken may have the same folder open, and ends by
+        clearing what it takes for its own.
+        """
+        if self.lease is None:
+            return self.data.segments
+        own = self.data.segments / f"epoch-{self.lease.epoch}"
+        for left in self.data.segments.glob("epoch-*"):
+            if left != own:
+                shutil.rmtree(left, ignore_errors=True)
+        return own
 
     @classmethod
     def of_processes(
