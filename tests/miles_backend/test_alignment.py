@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lilo_definitions import Topology
+from lilo_definitions import Definition, Topology
 from lilo_engine.errors import InvalidRequest
+from lilo_miles_backend import MilesBackend
 from lilo_miles_backend.ranks.alignment import Alignment, required_multiple
 from lilo_miles_backend.ranks.microbatch import share
 from lilo_miles_backend.ranks.stream import pack
+
+from tests.miles_backend import reference as ref
 
 DEGREES = range(1, 9)
 
@@ -52,6 +55,26 @@ def test_a_row_that_needs_padding_is_refused_where_that_is_off_and_the_multiple_
     with pytest.raises(InvalidRequest, match="multiple of 4"):
         off.padded(7)
     assert rule("off").padded(7) == 7  # one rank needs none
+
+
+def test_n_positions_give_n_logprobs_up_to_the_whole_context_however_rows_are_padded(
+    random_models: dict[str, Definition], tied_backend: MilesBackend, model_id: str
+) -> None:
+    definition = random_models["tied"].derive(topology={"align_sequences_to_parallel_layout": "on"})
+    lengths = (1, 2, 3, 10, 11, definition.context)
+    datums = ref.ragged(lengths, np.random.default_rng(0), vocab=97)
+    padded = ref.start(definition)
+    outputs: list[ref.Output] = []
+    for backend in (padded, tied_backend):
+        backend.create_adapter(model_id, ref.spec(4))
+        outputs += ref.run(backend, ref.item(model_id, datums), forward_only=True)
+    padded.close()
+    ours, theirs = outputs
+    assert ours.error is None
+    assert [one.shape for one in ours.logprobs] == [(length,) for length in lengths]
+    for left, right in zip(ours.logprobs, theirs.logprobs, strict=True):
+        assert np.abs(left.numpy() - right.numpy()).max() <= 1e-5
+    assert ours.metrics["padded_tokens:sum"] > theirs.metrics["padded_tokens:sum"]
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=6), st.integers(1, 8))

@@ -145,6 +145,24 @@ def test_a_layout_that_does_not_divide_the_model_is_refused_by_its_numbers(
         pass
 
 
+def test_where_padding_is_off_a_row_that_needs_it_is_refused_alone_and_by_the_multiple(
+    four: Definition, tmp_path: Path
+) -> None:
+    off = laid_out(four, cp=2, topology={"align_sequences_to_parallel_layout": "off"})
+    rng = np.random.default_rng(0)
+    with world(off, tmp_path) as ranks:
+        ranks.create("odd", ref.spec(1))
+        ranks.create("even", ref.spec(1))
+        odd, even = ranks.run(
+            ref.item("odd", ref.ragged((8, 7), rng, vocab=97)),
+            ref.item("even", ref.ragged((8, 4), rng, vocab=97)),
+        )
+        assert odd.error is not None
+        assert "multiple of 4" in odd.error
+        assert even.error is None
+        assert not any(one.any() for one in ranks.gradients("odd").values())
+
+
 def test_the_norm_of_one_rank_counts_every_factor_once(four: Definition) -> None:
     backend = ref.start(four)
     backend.create_adapter("m", ref.spec(4))

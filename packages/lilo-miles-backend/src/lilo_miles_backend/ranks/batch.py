@@ -140,6 +140,8 @@ class BatchRunner:
 
 def _over_ranks(runs: Sequence[_Run], dp: Axis, device: torch.device) -> list[Output]:
     """Outputs of whole items; fails those that failed on any data-parallel rank."""
+    if not runs:
+        return []
     told = [[(result.loss, result.padded_tokens, result.failure) for result in _results(runs)]]
     logprobs = [_own_rows(run) for run in runs]
     if dp.is_split:

@@ -19,6 +19,7 @@ from lilo_engine.errors import InvalidRequest
 
 from lilo_miles_backend.qwen3.shape import ModelShape
 from lilo_miles_backend.ranks.adapter import Adapter
+from lilo_miles_backend.ranks.alignment import Alignment
 from lilo_miles_backend.ranks.attention import CausalAttention, PackedRows, Rotary, Running
 from lilo_miles_backend.ranks.collectives import Axis
 from lilo_miles_backend.ranks.device import Device
@@ -155,10 +156,11 @@ def _build(
     parallel: Parallel,
     running: Running,
 ) -> GPTModel:
+    alignment = Alignment.of(definition.topology, sequence_parallel=False)
     rotary = Rotary(
         head_dim=shape.head_dim,
         base=shape.rope_parameters.rope_theta,
-        max_positions=definition.context,
+        max_positions=definition.context + alignment.multiple,  # the longest row, padded
         device=device.torch_device,
     )
     config = _config(shape, parallel, _DTYPES[definition.dtype])

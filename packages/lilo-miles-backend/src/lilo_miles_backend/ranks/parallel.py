@@ -177,8 +177,9 @@ def _check_same(
     joined: Parallel, topology: Topology, timeout_minutes: float, place: RankPlace | None
 ) -> None:
     rank, world_size = (0, 1) if place is None else (place.rank, place.world_size)
-    same = (joined.rank, joined.world_size, joined.topology) == (rank, world_size, topology)
+    grid, held = ((one.tp, one.cp, one.dp) for one in (topology, joined.topology))
+    same = (joined.rank, joined.world_size, held) == (rank, world_size, grid)
     _check_limits(joined.group_limits_s, timeout_minutes)
     assert same, (
-        f"this process already is rank {joined.rank} of {joined.topology}; it cannot also be rank {rank} of {topology}"
+        f"this process already is rank {joined.rank} of tp, cp, dp {held}; it cannot also be rank {rank} of {grid}"
     )
