@@ -19,6 +19,7 @@ import psutil
 import tinker
 from _proof import LIMIT_S, Proof, connect, datum, outcome, step, tokens
 from lilo_engine.demo.server import LocalServer
+from lilo_volume import LocalVolume, open_named
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.cluster.hosts import Cluster
@@ -141,14 +142,10 @@ def weights_after(
     for index in range(AFTER):
         step(client, batch(number, 10 + index))
     path = client.save_weights_for_sampler(name).result(timeout=LIMIT_S).path
-    run = path.removeprefix("tinker://").partition("/")[0]
-    found = [
-        file
-        for file in (server.data_dir / "checkpoints").rglob("adapter_model.safetensors")
-        if run.partition(":")[0] in str(file) and f"/{name}/" in str(file)
-    ]
-    assert len(found) == 1, f"{path}: {found}"
-    return hashlib.sha256(found[0].read_bytes()).hexdigest()
+    run, kind, name = path.removeprefix("tinker://").split("/")
+    volume = LocalVolume(server.data_dir / "checkpoints")
+    file = open_named(volume, run, kind, name).folder / "adapter_model.safetensors"
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def batch(number: int, index: int) -> list[tinker.types.Datum]:
