@@ -1,6 +1,7 @@
 """Traces: operations and commands as OpenTelemetry has them, and as a collector gets them."""
 
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -23,7 +24,7 @@ def exported():
     exporter = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    return otel.OpenTelemetryWatcher(provider), exporter.get_finished_spans
+    return otel.OpenTelemetryWatcher(provider, exporter), exporter.get_finished_spans
 
 
 @pytest.fixture
@@ -124,6 +125,19 @@ async def test_a_collector_gets_the_spans_of_a_server_that_stops(build, running,
         await rig.do(build.forward_backward("m", 1))
     watcher.close()
     assert {"forward_backward", "trainer forward_backward"} <= {span.name for span in collector}
+
+
+async def test_a_collector_that_is_not_there_holds_up_the_end_for_a_moment_only(
+    build, running, monkeypatch
+):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    watcher = traces.watcher()
+    async with running() as rig:
+        rig.engine.recorder.watcher = watcher
+        await rig.create(build.model("m"))
+    started = time.monotonic()
+    watcher.close()
+    assert time.monotonic() - started < 4 * otel.CLOSE_LIMIT_S
 
 
 def test_without_a_collector_nobody_watches(monkeypatch):

@@ -9,13 +9,14 @@ engine's loop.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import Link, Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
@@ -24,6 +25,8 @@ from lilo_engine.operations.ledger import Entry
 from lilo_engine.operations.operation import ForwardBackward, Operation, Refused, RequestId
 from lilo_engine.operations.result import Failed
 
+CLOSE_LIMIT_S = 1.5
+"""For the last spans to be taken when the server stops."""
 _SERVICE = "lilo-engine"
 
 
@@ -33,16 +36,18 @@ def exporting() -> OpenTelemetryWatcher:
     provider = TracerProvider(
         resource=Resource.create({"service.name": _SERVICE}), shutdown_on_exit=False
     )
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    return OpenTelemetryWatcher(provider)
+    exporter = OTLPSpanExporter()
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    return OpenTelemetryWatcher(provider, exporter)
 
 
 class OpenTelemetryWatcher:
     """Implements `Watcher`."""
 
-    def __init__(self, provider: TracerProvider) -> None:
-        """Make spans with a provider, which is closed with it."""
+    def __init__(self, provider: TracerProvider, exporter: SpanExporter) -> None:
+        """Make spans with a provider, which sends them through the exporter; both are closed with it."""
         self._provider = provider
+        self._exporter = exporter
         self._tracer = provider.get_tracer(_SERVICE)
         self._operations: dict[RequestId, trace.Span] = {}
         self._commands: dict[int, trace.Span] = {}
@@ -99,7 +104,12 @@ class OpenTelemetryWatcher:
 
     def close(self) -> None:
         """See `Watcher`."""
+        # The exporter tries again for long when nobody answers, unless it is told that this is the end.
+        end = threading.Timer(CLOSE_LIMIT_S, self._exporter.shutdown)
+        end.daemon = True
+        end.start()
         self._provider.shutdown()
+        end.cancel()
 
 
 def _verb(operation: Operation) -> str:
