@@ -130,3 +130,11 @@ def test_a_page_that_is_no_number_is_refused_as_described(served, path):
     answer = served.http.get(f"/api/v1/{path}?limit=many")
     assert answer.status_code == 422
     assert "limit" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("path", ["sessions", "training_runs", "checkpoints"])
+@pytest.mark.parametrize("number", [-1, 10**30, -(10**30)])
+def test_a_page_beyond_all_counting_is_an_empty_page(served, path, number):
+    answer = served.http.get(f"/api/v1/{path}?limit=5&offset={number}")
+    assert answer.status_code == 200
+    assert served.http.get(f"/api/v1/{path}?limit={number}").status_code == 200

@@ -26,6 +26,7 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import (
     ArgumentError,
     DatabaseError,
+    DataError,
     IntegrityError,
     NoSuchModuleError,
     OperationalError,
@@ -33,7 +34,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.orm import Session, sessionmaker
 
 from lilo_engine.config import records_url
-from lilo_engine.errors import ServerError, Unavailable
+from lilo_engine.errors import InvalidRequest, ServerError, Unavailable
 
 T = TypeVar("T")
 
@@ -150,6 +151,7 @@ class Records:
         """Run `work` in one transaction, on this thread.
 
         Raises:
+            InvalidRequest: a text or a number that this database cannot hold, a zero character in PostgreSQL, say.
             Unavailable: the database cannot be reached or written, for want of room, say.
         """
         try:
@@ -158,6 +160,10 @@ class Records:
             except IntegrityError:
                 # Another process wrote the same row in the same moment; now it is there to be found.
                 return self._transaction(work)
+        except (DataError, OverflowError) as error:
+            raise InvalidRequest(
+                f"a value of the request cannot be kept in the server's records: {_why(error)}"
+            ) from error
         except OperationalError as error:
             raise Unavailable(
                 f"the server's records cannot be used: {error.orig}; see to the disk of its data folder, then try again"
@@ -187,6 +193,11 @@ def _alembic() -> Config:
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
     return config
+
+
+def _why(error: DataError | OverflowError) -> str:
+    """The cause without the statement, which has the values of others in it."""
+    return str(error.orig if isinstance(error, DataError) else error).strip().splitlines()[0]
 
 
 def _database(url: str) -> tuple[str, str]:

@@ -14,13 +14,13 @@ from lilo_engine.operations.reference import CheckpointKind, CheckpointRef
 from lilo_engine.requests.body import read_json
 from lilo_engine.requests.front import front_of, view_of
 from lilo_engine.requests.json_response import json_response
+from lilo_engine.requests.page import page_of
 from lilo_engine.requests.wire_json import TtlBody
 
 router = APIRouter()
 
 COMMON_NAME = "everybody"
 """What stands for the owner of things that are every key's."""
-_MAX_PAGE = 1000
 _TYPES: dict[CheckpointKind, str] = {
     "weights": "training",
     "sampler_weights": "sampler",
@@ -32,7 +32,7 @@ _TYPES: dict[CheckpointKind, str] = {
 async def list_runs(request: Request, limit: int = 20, offset: int = 0) -> Response:
     """Runs, the one asked for most recently first."""
     control = front_of(request).control
-    limit, offset = _page(limit, offset)
+    limit, offset = page_of(limit, offset)
     page = await view_of(request).runs(limit, offset)
     runs = [await _run(control, row) for row in page.rows]
     return json_response({"training_runs": runs, "cursor": _cursor(limit, offset, page.total)})
@@ -55,7 +55,7 @@ async def list_run_checkpoints(request: Request, run_id: str) -> Response:
 @router.get("/checkpoints")
 async def list_checkpoints(request: Request, limit: int = 100, offset: int = 0) -> Response:
     """Named checkpoints of all runs of the caller, newest first."""
-    limit, offset = _page(limit, offset)
+    limit, offset = page_of(limit, offset)
     entries, total = await view_of(request).checkpoints(limit, offset)
     checkpoints = [_checkpoint(entry) for entry in entries]
     return json_response({"checkpoints": checkpoints, "cursor": _cursor(limit, offset, total)})
@@ -88,10 +88,6 @@ async def set_ttl(request: Request, run_id: str, kind: str, name: str) -> Respon
     await view_of(request).own_checkpoint(ref)
     await front.control.checkpoints.set_lifetime(ref, expires_s)
     return json_response({"expires_at": iso_time(expires_s)})
-
-
-def _page(limit: int, offset: int) -> tuple[int, int]:
-    return min(max(limit, 0), _MAX_PAGE), max(offset, 0)
 
 
 def _cursor(limit: int, offset: int, total: int) -> dict[str, int]:

@@ -12,6 +12,7 @@ from lilo_engine.requests import decode
 from lilo_engine.requests.body import pieces_of, read_json
 from lilo_engine.requests.front import front_of, view_of
 from lilo_engine.requests.json_response import json_response
+from lilo_engine.requests.page import page_of
 from lilo_engine.requests.plain_route import plain_post
 from lilo_engine.requests.wire_json import CreateSessionBody, FinishSessionBody, SessionBody
 
@@ -113,7 +114,7 @@ async def finish_session(request: Request, session_id: str) -> Response:
 @router.get("/sessions")
 async def list_sessions(request: Request, limit: int = 20, offset: int = 0) -> Response:
     """Ids, newest first."""
-    ids = await view_of(request).sessions(max(limit, 0), max(offset, 0))
+    ids = await view_of(request).sessions(*page_of(limit, offset))
     return json_response({"sessions": ids})
 
 
