@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import sys
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import Queue
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -82,13 +84,18 @@ def objects(proof: Proof) -> None:
     proof.equal("of which disagree with Function.info()", wrong, [])
 
 
-def chain(proof: Proof, folder: Path) -> None:
-    """Train, lose the container and the newest state, go on; compared with the numbers before."""
+def set_surroundings(folder: Path) -> None:
+    """The variables of a container whose mounts and disk are folders here."""
     os.environ.update(plan(lilo_definitions.get("tiny")).trainer.environment)
     del os.environ[places.CHECKPOINT_VOLUME], os.environ[places.MODELS]
     os.environ[places.CHECKPOINT_ROOT] = str(folder / "volume" / places.STATES_FOLDER)
     os.environ[places.DATA_DIR] = str(folder / "disk")
     os.environ["LILO_API_KEY"] = KEY
+
+
+def chain(proof: Proof, folder: Path) -> None:
+    """Train, lose the container and the newest state, go on; compared with the numbers before."""
+    set_surroundings(folder)
     provider, lives = Provider(), []
     with life(provider, lives) as url:
         service = tinker.ServiceClient(base_url=url, api_key=KEY)
@@ -123,6 +130,66 @@ def chain(proof: Proof, folder: Path) -> None:
     proof.equal("states it passed over", len(resume.skipped), 1)
 
 
+class Told(LocalProvider):
+    """Says everything to another process."""
+
+    def __init__(self, lines: Queue) -> None:
+        super().__init__()
+        self.lines = lines
+
+    def say(self, line: str) -> None:
+        """Hand it on."""
+        self.lines.put(line)
+
+
+def container(port: int, lines: Queue) -> None:
+    """What one container's process does."""
+    run_trainer("killed", Told(lines), port=port)
+
+
+@contextmanager
+def killed_life() -> Iterator[tuple[str, Queue]]:
+    """A container in a process of its own, which is killed; its address, and what it says once it serves."""
+    context = multiprocessing.get_context("spawn")
+    lines, port = context.Queue(), free_port()
+    process = context.Process(target=container, args=(port, lines))
+    process.start()
+    try:
+        wait_for(lines, "serving")
+        yield f"http://127.0.0.1:{port}", lines
+    finally:
+        process.kill()
+        process.join(LIMIT_S)
+
+
+def wait_for(lines: Queue, words: str) -> str:
+    """The next line with these words."""
+    while words not in (line := lines.get(timeout=LIMIT_S)):
+        pass
+    return line
+
+
+def kill(proof: Proof, folder: Path) -> None:
+    """Train, kill the container in the middle of a step, go on in the next one on an empty disk."""
+    set_surroundings(folder)
+    with killed_life() as (url, _):
+        service = tinker.ServiceClient(base_url=url, api_key=KEY)
+        client = service.create_lora_training_client(base_model="tiny", rank=8, seed=1).result(
+            LIMIT_S
+        )
+        steps(client, 1)
+        path = client.save_state("one").result(LIMIT_S).path
+        before = logprobs(client, DATA)
+        client.forward_backward(DATA * 50, "cross_entropy")
+    shutil.rmtree(folder / "disk")
+    with killed_life() as (url, lines):
+        named = wait_for(lines, "goes on from").endswith(path)
+        proof.equal("after a kill the next container names the newest state", named, True)
+        service = tinker.ServiceClient(base_url=url, api_key=KEY)
+        client = service.create_training_client_from_state_with_optimizer(path).result(LIMIT_S)
+        proof.equal("and goes on with the same numbers", logprobs(client, DATA) == before, True)
+
+
 def steps(client: tinker.TrainingClient, count: int) -> None:
     """Awaited steps."""
     for _ in range(count):
@@ -149,6 +216,11 @@ def main() -> None:
         proof.part("a run in two containers"),
     ):
         chain(proof, Path(folder))
+    with (
+        tempfile.TemporaryDirectory(prefix="lilo-deploy-") as folder,
+        proof.part("a container that is killed"),
+    ):
+        kill(proof, Path(folder))
     proof.end()
 
 
