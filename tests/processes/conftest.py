@@ -47,13 +47,13 @@ def server_of(app) -> uvicorn.Server:
 
 
 @contextmanager
-def engine_in_thread(data: DataFolder) -> Iterator[EngineApp]:
+def engine_in_thread(data: DataFolder, slots: int = 1024) -> Iterator[EngineApp]:
     """An engine that fronts find by the records of a data folder."""
     records = Records.at(data.root)
     listener = socket.create_server(("127.0.0.1", 0))
     address = f"http://127.0.0.1:{listener.getsockname()[1]}"
     lease = Lease.take(records, "an engine in a thread", address=address)
-    app = EngineApp.of(in_memory.parts(data, records, lease))
+    app = EngineApp.of(in_memory.parts(data, records, lease, slots))
     server = server_of(app.asgi)
     with in_thread(server, lambda: server.run(sockets=[listener])):
         yield app

@@ -11,9 +11,9 @@ from lilo_engine.parts import Parts, open_control
 from lilo_engine.sampling.launcher import MemorySamplerLauncher
 
 
-def parts(data: DataFolder, records: Records, lease: Lease) -> Parts:
+def parts(data: DataFolder, records: Records, lease: Lease, slots: int = 1024) -> Parts:
     """For many tests at once, few of which end their sessions: a slot for each of their models."""
-    definition = get("tiny").derive(lora={"slots": 1024})
+    definition = get("tiny").derive(lora={"slots": slots})
     return Parts(
         definition=definition,
         data=data,

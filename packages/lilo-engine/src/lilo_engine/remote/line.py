@@ -90,9 +90,17 @@ class Line:
         while True:
             await anyio.sleep(LOOK_S)
             try:
-                self._move(await self.find())
+                await self.look()
             except Unavailable as error:
                 _log.debug("who the engine is cannot be seen: %s", error)
+
+    async def look(self) -> None:
+        """See once who the engine is.
+
+        Raises:
+            Unavailable: there is none, or the records cannot be read.
+        """
+        self._move(await self.find())
 
     async def call(
         self, method: str, *args: object, wait_s: float = 0.0, patience_s: float = PATIENCE_S
