@@ -17,6 +17,7 @@ from lilo_engine.commands.command import Output
 from lilo_engine.operations.tensor import Tensor
 from lilo_miles_backend.config import BackendSettings
 from lilo_miles_backend.rank_commands import (
+    Capture,
     CreateAdapter,
     DropGradients,
     RunBatch,
@@ -55,7 +56,7 @@ class OrderedRank(LightRank):
                 case StepOptimizer():
                     self._done(command.model_id, "step")
                     return {"state": float(self._states[command.model_id]), "skipped": 0.0}
-                case DropGradients():
+                case DropGradients() | Capture():
                     return None
                 case _:
                     raise AssertionError(f"an ordered rank knows no {command}")

@@ -55,3 +55,13 @@ class Slow(MemoryBackend):
 
     def optim_step(self, model_id, params):
         threading.Event().wait()
+
+
+def light_ranks(config):
+    """The real driver over ranks that are real processes with a real process group, and no model."""
+    from lilo_miles_backend import MilesBackend
+    from lilo_miles_backend.config import BackendSettings
+
+    settings = BackendSettings(rank_class="tests.cluster.ordered_rank:OrderedRank")
+    BackendSettings.from_environment = lambda: settings
+    return MilesBackend(config)
