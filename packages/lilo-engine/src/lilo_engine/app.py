@@ -24,6 +24,8 @@ from fastapi import FastAPI
 from lilo_definitions import Definition, resolve_source
 from starlette.applications import Starlette
 
+from lilo_engine.commands.threads import in_thread
+from lilo_engine.console import traces
 from lilo_engine.console.engine_view import EngineView, LocalView
 from lilo_engine.console.metrics import ServerMetrics
 from lilo_engine.console.usage_meter import UsageMeter
@@ -98,6 +100,7 @@ class _EngineSide:
             journal=control.journal,
             segments=parts.own_segments(),
         )
+        engine.recorder.watcher = traces.watcher()
         manager = SamplingManager(definition=definition, launcher=parts.sampler_launcher)
         sweep = replace(
             parts.settings.sweep, unnamed_versions=definition.sampler.ephemeral_versions
@@ -132,6 +135,7 @@ class _EngineSide:
             with anyio.move_on_after(0 if self._is_deposed else self.parts.settings.drain_s):
                 await self.engine.drain()
             tasks.cancel_scope.cancel()
+        await in_thread(self.engine.recorder.watcher.close)
         if lease is not None:
             lease.give_back()
         control.records.close()
