@@ -60,6 +60,7 @@ from lilo_engine.requests.front import Front
 from lilo_engine.requests.long_polls import LongPolls
 from lilo_engine.requests.plain_route import PlainRoutes
 from lilo_engine.sampling.manager import SamplingManager
+from lilo_engine.sampling.snapshots import Snapshots
 from lilo_engine.sampling_client import LocalSampling
 
 PREFIX = "/api/v1"
@@ -101,7 +102,11 @@ class _EngineSide:
             segments=parts.own_segments(),
         )
         engine.recorder.watcher = traces.watcher()
-        manager = SamplingManager(definition=definition, launcher=parts.sampler_launcher)
+        manager = SamplingManager(
+            definition=definition,
+            launcher=parts.sampler_launcher,
+            see=Snapshots(parts.data.checkpoints).see,
+        )
         sweep = replace(
             parts.settings.sweep, unnamed_versions=definition.sampler.ephemeral_versions
         )

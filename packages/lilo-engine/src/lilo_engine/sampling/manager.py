@@ -27,7 +27,7 @@ from lilo_engine.sampling.completions import Whose
 from lilo_engine.sampling.engine import SampleRequest, SamplerHealth, SamplerInfo
 from lilo_engine.sampling.futures import Outcome, Sampled, SampleFuture, SampleFutures
 from lilo_engine.sampling.launcher import SamplerLauncher
-from lilo_engine.sampling.residents import AdapterVersion
+from lilo_engine.sampling.residents import AdapterVersion, See
 from lilo_engine.sampling.supervisor import BACKOFF_S, Supervisor
 from lilo_engine.sampling.validate import check_request
 
@@ -80,6 +80,7 @@ class SamplingManager:
         *,
         definition: Definition,
         launcher: SamplerLauncher,
+        see: See | None = None,
         max_waiting: int = _MAX_WAITING,
         max_finished: int = _MAX_FINISHED,
         backoff_s: Sequence[float] = BACKOFF_S,
@@ -89,6 +90,7 @@ class SamplingManager:
         Args:
             definition: what is served; limits and the number of adapters come from it.
             launcher: how an engine is started.
+            see: brings the folder of an adapter to where the engine can read it, if it is not there.
             max_waiting: requests that may wait or run before submissions are refused.
             max_finished: answers that are kept.
             backoff_s: pauses before launches, see `Supervisor`.
@@ -97,7 +99,9 @@ class SamplingManager:
         self._max_waiting = max_waiting
         self._futures = SampleFutures(max_finished=max_finished, max_age_s=_MAX_AGE_S)
         self._tasks: anyio.abc.TaskGroup | None = None
-        self._supervisor = Supervisor(definition=definition, launcher=launcher, backoff_s=backoff_s)
+        self._supervisor = Supervisor(
+            definition=definition, launcher=launcher, backoff_s=backoff_s, see=see
+        )
         self._in_use: Counter[str] = Counter()
         self._joined: Counter[str] = Counter()
         self._used: dict[str, Used] = {}

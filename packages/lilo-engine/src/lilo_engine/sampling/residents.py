@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import anyio
+import anyio.to_thread
 
 from lilo_engine.errors import ServerError
 from lilo_engine.sampling.engine import SamplingEngine
@@ -36,6 +37,10 @@ class AdapterVersion:
     """Absolute path of a PEFT folder."""
 
 
+See: TypeAlias = Callable[[AdapterVersion], None]
+"""Brings the folder of an adapter to where it can be read; see `snapshots.py`."""
+
+
 @dataclass(slots=True, eq=False)
 class _Resident:
     state: Literal["loading", "ready", "unloading"] = "loading"
@@ -46,9 +51,17 @@ class _Resident:
 class Residents:
     """The adapters of one engine."""
 
-    def __init__(self, engine: SamplingEngine, *, max_adapters: int, load_timeout_s: float) -> None:
-        """Nothing is loaded."""
+    def __init__(
+        self,
+        engine: SamplingEngine,
+        *,
+        max_adapters: int,
+        load_timeout_s: float,
+        see: See | None = None,
+    ) -> None:
+        """Nothing is loaded. `see` is called from a thread before the engine reads a folder."""
         self._engine = engine
+        self._see = see
         self._max_adapters = max_adapters
         self._load_timeout_s = load_timeout_s
         self._adapters: OrderedDict[str, _Resident] = OrderedDict()
@@ -97,6 +110,8 @@ class Residents:
         try:
             # Shielded: a load that nobody waits for any more still ends, so that what is loaded is known.
             with anyio.CancelScope(shield=True), anyio.fail_after(self._load_timeout_s):
+                if self._see is not None:
+                    await anyio.to_thread.run_sync(self._see, version)
                 await self._engine.load(version.name, version.folder)
             loaded = True
         except TimeoutError as error:

@@ -19,7 +19,7 @@ from lilo_definitions import Definition
 from lilo_engine.errors import BackendLost, LiloError, ServerError, Unavailable
 from lilo_engine.sampling.engine import SamplerHealth, SamplerInfo, SamplingEngine
 from lilo_engine.sampling.launcher import RunningSampler, SamplerLauncher
-from lilo_engine.sampling.residents import Residents
+from lilo_engine.sampling.residents import Residents, See
 
 BACKOFF_S = (0.0, 0.5, 2.0, 5.0, 15.0, 30.0)
 """Pause before a launch, by the failures in a row before it; after one more failure it is given up."""
@@ -54,6 +54,7 @@ class Supervisor:
         health_every_s: float = _HEALTH_EVERY_S,
         health_within_s: float = _HEALTH_WITHIN_S,
         backoff_s: Sequence[float] = BACKOFF_S,
+        see: See | None = None,
     ) -> None:
         """Start nothing; `run` does.
 
@@ -63,12 +64,14 @@ class Supervisor:
             health_every_s: pause between two looks at a running engine.
             health_within_s: for an answer to such a look, and to the first question of all.
             backoff_s: pause before a launch, by the failures in a row before it; as many launches are tried.
+            see: see `Residents`.
         """
         self.launches = 0
         self.last_failure: str | None = None
         self.given_up = False
         self._definition = definition
         self._launcher = launcher
+        self._see = see
         self._health_every_s = health_every_s
         self._health_within_s = health_within_s
         self._backoff_s = tuple(backoff_s)
@@ -168,6 +171,7 @@ class Supervisor:
             engine,
             max_adapters=min(info.max_adapters, self._definition.sampler.max_adapters),
             load_timeout_s=self._definition.limits.command_timeout_s,
+            see=self._see,
         )
         _log.info("sampling %s on %s, pid %d", info.base_model, info.device, info.pid)
         return Serving(engine=engine, info=info, residents=residents)
