@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from lilo_definitions import Definition
+from lilo_miles_backend.rank_commands import RunBatch
 from lilo_miles_backend.ranks.reduction import gradient_norm
 
 from tests.miles_backend import reference as ref
@@ -130,9 +132,47 @@ def test_a_non_finite_gradient_skips_the_step_on_all_ranks(ranks: World) -> None
     assert np.array_equal(ref.flat(ranks.state("r1").weights), before)
 
 
-def _spoil_on_the_last_rank(rank: object, model_id: str) -> None:
-    if rank.parallel.rank == rank.parallel.world_size - 1:  # type: ignore[attr-defined]
-        rank.adapter(model_id).gradients[-1] = torch.inf  # type: ignore[attr-defined]
+def test_adapters_add_no_collective_to_a_pass(ranks: World) -> None:
+    ranks.create("all", ref.spec(4))
+    ranks.create("few", ref.spec(4, attn=False, unembed=False))
+    datums = tuple(ref.ragged((9, 4), np.random.default_rng(4), vocab=97))
+    counts = [ranks.call(_collectives_of_a_pass, name, datums) for name in ("all", "few")]
+    assert counts[0] == counts[1]
+    assert min(counts[0]) > 0
+    for name in ("all", "few"):
+        ranks.unload(name)
+
+
+def _collectives_of_a_pass(rank: Any, model_id: str, datums: tuple[ref.Datum, ...]) -> int:
+    """How often this rank talks to others in one forward and backward."""
+    import torch.distributed as dist
+
+    names = ("all_reduce", "all_gather", "reduce_scatter")
+    real = {name: getattr(dist, name) for name in names}
+    calls: list[str] = []
+
+    def counted(name: str) -> Any:
+        return lambda *args, **kwargs: (calls.append(name), real[name](*args, **kwargs))[1]
+
+    batch = ref.Batch(
+        loss="cross_entropy",
+        config={},
+        forward_only=False,
+        items=(ref.item(model_id, datums),),
+    )
+    for name in names:
+        setattr(dist, name, counted(name))
+    try:
+        rank.execute(RunBatch(batch=batch))
+    finally:
+        for name in names:
+            setattr(dist, name, real[name])
+    return len(calls)
+
+
+def _spoil_on_the_last_rank(rank: Any, model_id: str) -> None:
+    if rank.parallel.rank == rank.parallel.world_size - 1:
+        rank.adapter(model_id).gradients[-1] = torch.inf
 
 
 def test_a_layout_that_does_not_divide_the_model_is_refused_by_its_numbers(

@@ -9,6 +9,7 @@ import pytest
 import torch
 from lilo_definitions import get, resolve_source
 from lilo_engine.errors import InvalidRequest
+from lilo_miles_backend.qwen3.files import open_tensors
 from lilo_miles_backend.qwen3.shape import ModelShape
 from lilo_miles_backend.sampler.weights import read_base
 from safetensors.torch import load_file, save_file
@@ -49,3 +50,16 @@ def test_a_sampler_refuses_files_that_do_not_fit_their_configuration(
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
     with pytest.raises(InvalidRequest):
         read_base(tmp_path, dtype=torch.float32, device=torch.device("cpu"))
+
+
+def test_tensors_are_read_in_parts(folder: Path) -> None:
+    shape = ModelShape.read(folder)
+    name = "model.layers.0.mlp.down_proj.weight"
+    rows, columns = shape.tensors[name]
+    with open_tensors(folder, shape) as read:
+        whole = read(name)
+        for index in (
+            (slice(0, rows // 2), slice(0, columns)),
+            (slice(0, rows), slice(columns // 2, columns)),
+        ):
+            assert torch.equal(read(name, index), whole[index])

@@ -25,7 +25,7 @@ class ReadTensor(Protocol):
     """Reads a tensor by its Hugging Face name, as it lies in the files."""
 
     def __call__(self, name: str, index: Index | None = None) -> torch.Tensor:
-        """The tensor, or only its part at `index`: nothing else of it is read."""
+        """The tensor, or only its part at `index`: a view of the mapped file, so that nothing else is copied."""
         ...
 
 
