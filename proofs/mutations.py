@@ -2,12 +2,15 @@
 
 After each body a good pass is sent under the same number, so that no number is left out whatever became of the body: what
 was read far enough to be refused or taken has its number, and the good pass is refused; else the good pass takes it. At
-the end every future must have ended. Then one request of 20,000 data, during which heartbeats are timed.
+the end every future must have ended. Then one request of 20,000 data, during which heartbeats are timed; and schemathesis
+sends what it makes of the description of the API, good and bad, in any order.
 """
 
 from __future__ import annotations
 
 import random
+import re
+import subprocess
 import sys
 import threading
 import time
@@ -32,6 +35,8 @@ FUTURES_LIMIT_S = 120.0
 MANY = 20_000
 STALL_LIMIT_S = 0.25
 """For a heartbeat beside a large request."""
+EXAMPLES = max(5, COUNT // 200)
+"""That schemathesis makes for each call."""
 PASS = {"Content-Type": "application/x-protobuf"}
 
 
@@ -51,6 +56,7 @@ def main() -> None:
                 proof.figure("a new client's loss", loss, "above 0", loss > 0)
             with proof.part("20,000 data in one request"):
                 many_data(proof, http, other.get_info().model_id)
+            described(proof, server.base_url, server.api_key)
     proof.end()
 
 
@@ -118,12 +124,34 @@ def many_data(proof: Proof, http: httpx.Client, model_id: str) -> None:
         targets = one.loss_fn_inputs["target_tokens"]
         targets.dtype, targets.dense = sdk_pb.DTYPE_INT64, np.array([2], "<i8").tobytes()
     content = message.SerializeToString()
+    with beats(http, model_id.split(":")[0]) as alone:
+        time.sleep(5)
+    proof.figure("slowest heartbeat without it, s", max(alone), "told", True)
     with beats(http, model_id.split(":")[0]) as took:
         answer = http.post("/api/v1/forward_backward", content=content, headers=PASS)
         ended = end_of(http, answer.json()["request_id"], time.monotonic() + FUTURES_LIMIT_S)
     proof.equal(f"{MANY:,} data in one request", ended, "result")
     proof.figure("heartbeats beside it", len(took), "told", bool(took))
     proof.at_most("slowest heartbeat beside it, s", max(took), STALL_LIMIT_S)
+
+
+def described(proof: Proof, base_url: str, api_key: str) -> None:
+    """Schemathesis against the description that the server gives of itself."""
+    program = str(Path(sys.executable).parent / "schemathesis")
+    checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+    command = [program, "run", f"{base_url}/api/v1/openapi.json", "--checks", checks]
+    command += ["--header", f"X-API-Key: {api_key}", "--phases", "examples,coverage,fuzzing"]
+    # The one call that waits for something that never comes would do so each time.
+    command += ["--exclude-path", "/api/v1/retrieve_futures", "--no-color"]
+    command += ["--max-examples", str(EXAMPLES), "--seed", "1", "--generation-database", "none"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
+    cases = re.search(r"(\d+) generated", done.stdout)
+    found = re.findall(r"^(.*) failures?\b", done.stdout, re.M)
+    if done.returncode:
+        print(done.stdout, file=sys.stderr)
+    proof.figure("schemathesis, cases", int(cases[1]) if cases else 0, "> 0", bool(cases))
+    proof.equal("schemathesis, exit code", done.returncode, 0)
+    proof.equal("schemathesis, failures", len(found) if done.returncode else 0, 0)
 
 
 @contextmanager
