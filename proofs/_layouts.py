@@ -89,7 +89,7 @@ def parity_table(proof: Proof, folder: Path) -> list[Row]:
     references = References(model)
     rows: list[Row] = []
     for tp, cp, dp in LAYOUTS:
-        name = f"TP{tp}" + (f" x CP{cp}" if cp > 1 else "") + (f" x DP{dp}" if dp > 1 else "")
+        name = named(tp, cp, dp)
         row = Row(name)
         with proof.part(f"{name}: runs"):
             definition = laid_out(model, tp=tp, cp=cp, dp=dp)
@@ -102,6 +102,12 @@ def parity_table(proof: Proof, folder: Path) -> list[Row]:
         show(proof, row)
         rows.append(row)
     return rows
+
+
+def named(tp: int, cp: int, dp: int) -> str:
+    """As `TP2 x CP2`; `TP1` for one rank."""
+    degrees = [f"{axis}{size}" for axis, size in (("TP", tp), ("CP", cp), ("DP", dp)) if size > 1]
+    return " x ".join(degrees) or "TP1"
 
 
 def cases(multiple: int) -> dict[str, tuple[int, ...]]:
