@@ -41,7 +41,7 @@ def main() -> None:
         two_hosts(apart=False) as hosts,
         cluster(hosts) as ray,
     ):
-        os.environ |= hosts[0].environment
+        os.environ |= {**hosts[0].environment, "RAY_LOG_TO_DRIVER": "0"}
         ray.start_head(2)
         folder = Path(name)
         config = BackendConfig(

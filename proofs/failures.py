@@ -75,7 +75,7 @@ def main() -> None:
         two_hosts(apart=reason is None) as hosts,
         cluster(hosts) as ray,
     ):
-        os.environ |= hosts[0].environment
+        os.environ |= {**hosts[0].environment, "RAY_LOG_TO_DRIVER": "0"}
         bench = Bench(proof, ray, Path(folder))
         ray.start_head(1)
         if only in (None, "start"):

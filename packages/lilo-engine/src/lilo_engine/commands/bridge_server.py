@@ -49,6 +49,17 @@ def serve(
     _serve_channel(backend, Connection(gpu), "gpu", epoch, on_lost)
 
 
+def decline(streams: Mapping[Channel, Sequence[socket.socket]], cause: str) -> None:
+    """Answer the first command of the GPU channel, which asks what there is, with why there is no trainer."""
+    (gpu,) = streams["gpu"]
+    connection = Connection(gpu)
+    try:
+        connection.receive(None)
+        connection.send(BackendLost(cause), None)
+    except (OSError, EOFError, FrameError) as error:
+        _log.info("nobody hears why there is no trainer: %s", error)
+
+
 def _serve_channel(
     backend: Backend,
     connection: Connection,

@@ -86,12 +86,12 @@ class ProcessLauncher:
             await in_thread(child.client.describe)
         except LiloError as error:
             cause = error.message
-            with anyio.move_on_after(LOSS_NEWS_LIMIT_S):
-                cause = await running.wait_lost()
+            if not child.client.was_told:
+                with anyio.move_on_after(LOSS_NEWS_LIMIT_S):
+                    cause = await running.wait_lost()
+                cause = f"{cause}; {child.last_words()}"
             await running.stop()
-            raise BackendLost(
-                f"the trainer did not come up: {cause}; {child.last_words()}"
-            ) from error
+            raise BackendLost(f"the trainer did not come up: {cause}") from error
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await running.stop()

@@ -10,6 +10,7 @@ import os
 import socket
 import threading
 import time
+from typing import NoReturn
 
 from lilo_definitions import Definition
 from pydantic import BaseModel, ConfigDict
@@ -19,6 +20,7 @@ from lilo_engine.commands.backend import Backend, BackendConfig
 from lilo_engine.commands.bridge import Channel
 from lilo_engine.commands.child import begin_child
 from lilo_engine.commands.discovery import find_backend
+from lilo_engine.errors import LiloError
 
 _log = logging.getLogger(__name__)
 
@@ -53,13 +55,15 @@ def main() -> None:
     for members in streams.values():
         for stream in members:
             stream.set_inheritable(False)
-    backend = find_backend(config.backend)(
-        BackendConfig(
-            definition=config.definition,
-            checkpoints_root=config.checkpoints_root,
-            epoch=config.epoch,
-        )
+    backend_config = BackendConfig(
+        definition=config.definition, checkpoints_root=config.checkpoints_root, epoch=config.epoch
     )
+    try:
+        backend = find_backend(config.backend)(backend_config)
+    except LiloError as error:
+        # It says all there is to say; a traceback in the log would hide that.
+        bridge_server.decline(streams, error.message)
+        _end_lost(error.message)
     _log.info("backend %s is ready, epoch %d", config.backend, config.epoch)
     threading.Thread(target=_end_when_lost, args=(backend,), daemon=True).start()
     bridge_server.serve(backend, streams, epoch=config.epoch, on_lost=_end_lost)
@@ -72,7 +76,7 @@ def _end_when_lost(backend: Backend) -> None:
     _end_lost(cause)
 
 
-def _end_lost(cause: str) -> None:
+def _end_lost(cause: str) -> NoReturn:
     """The trainer said that it is lost: the process ends, whatever its threads stand in.
 
     An answer that says so lies in the socket, where it outlives this process; the line in the log is for a loss that

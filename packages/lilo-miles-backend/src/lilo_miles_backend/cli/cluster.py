@@ -90,7 +90,7 @@ def join(
     containers: Containers = None,
     wait: Annotated[float, typer.Option(help="Seconds for the head to come.", min=0)] = 600.0,
 ) -> None:
-    """Lend this machine's devices to a cluster; ends within 10 s of its head, or by Ctrl-C."""
+    """Lend this machine to a cluster until its head is gone, or Ctrl-C."""
     with _one_line(), _stop_asked() as asked:
         port = RAY_PORT
         if containers is not None:
@@ -137,7 +137,10 @@ def _host_and_port(head: str) -> tuple[str, int]:
 def _of_provider(containers: int, *, wanted_head: bool) -> Cluster:
     import modal  # an extra of lilo-engine
 
-    cluster = read_cluster(modal, containers)
+    try:
+        cluster = read_cluster(modal, containers)
+    except modal.exception.Error as error:
+        raise InvalidRequest(f"this is no container of a Modal cluster: {error}") from error
     if cluster.is_head != wanted_head:
         command = "head" if cluster.is_head else "join"
         raise InvalidRequest(

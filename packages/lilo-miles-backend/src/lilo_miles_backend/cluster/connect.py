@@ -8,7 +8,7 @@ import socket
 import ray
 from lilo_engine.errors import InvalidRequest, Unavailable
 
-from lilo_miles_backend.config import RAY_ADDRESS
+from lilo_miles_backend.config import RAY_ADDRESS, add_to_environment
 
 CONNECT_LIMIT_S = 5.0
 """For the head to take a connection: it runs already, or is none."""
@@ -34,9 +34,11 @@ def connect(address: str) -> None:
         raise Unavailable(
             f"no Ray cluster answers at {address} ({error}); start one with `lilo cluster head`"
         ) from error
+    # What ranks print is passed on into a log file, and its last lines into errors that clients read.
+    add_to_environment({"RAY_COLOR_PREFIX": "0"})
     assert not ray.is_initialized(), "one trainer per process: its connection is closed with it"
     try:
-        ray.init(address=address, logging_level=logging.WARNING, log_to_driver=True)
+        ray.init(address=address, logging_level=logging.WARNING)
     except (ConnectionError, RuntimeError, ValueError) as error:
         ray.shutdown()
         raise Unavailable(

@@ -60,10 +60,11 @@ def _fate(error: ray.exceptions.RayError, whereabouts: Whereabouts) -> str:
 
 def _reason(text: str) -> str:
     """The telling part of Ray's paragraph."""
-    _, found, detail = text.partition("Worker exit detail: ")
-    if not found:
-        _, _, detail = text.partition("The actor is dead because ")
-    return (detail or text).partition(" Some common causes")[0][:300]
+    for before in ("Worker exit detail: ", "The actor is dead because ", "The actor died because "):
+        if before in text:
+            text = text.partition(before)[2]
+            break
+    return text.partition(" Some common causes")[0][:300]
 
 
 def _node_is_dead(node_id: str) -> bool:

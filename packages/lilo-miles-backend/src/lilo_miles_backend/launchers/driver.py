@@ -220,7 +220,7 @@ class DrivenRanks:
                 said = "; ".join(f"rank {rank}: {one}" for rank, one in answers.items())
                 limit_s, words = DISAGREE_S, f"{DISAGREE_S:g} s after others had refused it: {said}"
                 end_s = min(end_s, time.monotonic() + DISAGREE_S)
-            if self._began and (silent := self._pulse.silent(waiting)):
+            if self._began and (silent := self._pulse.silent(waiting, command_words(command))):
                 raise self._fail(command, silent)
             if waiting and time.monotonic() >= end_s:
                 late = [self._pulse.doing(member.rank) for member in waiting]

@@ -58,8 +58,8 @@ class Pulse:
             if view is not None
         )
 
-    def silent(self, members: Sequence[Member]) -> list[Evidence]:
-        """Those of `members` that told nothing for longer than the limit."""
+    def silent(self, members: Sequence[Member], command: str) -> list[Evidence]:
+        """Those of `members`, which have not answered a command yet, that told nothing for longer than the limit."""
         now = time.monotonic()
         return [
             Evidence(
@@ -68,7 +68,7 @@ class Pulse:
                 words=(
                     f"{name_of(member.rank, member.pid, member.node)} told no progress for "
                     f"{now - self._heard_s[member.rank]:.1f} s (rank_silence_s is {self._silence_s:g}): it is "
-                    f"stopped or cut off; it was in {self._running(member.rank)}"
+                    f"stopped or cut off, and {command} waits for it"
                 ),
             )
             for member in members
