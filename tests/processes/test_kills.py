@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -184,6 +185,35 @@ def test_a_second_engine_is_refused_by_the_name_of_the_first(site):
     assert f"pid {site.engine.process.pid}" in second.output
     assert site.engine.url in second.output
     step(trainer(site.service(0)))
+
+
+def test_a_database_that_was_away_costs_a_delay_and_no_model(site):
+    client = trainer(site.service(0))
+    step(client)
+    raw = site.raw(1)
+    with connections_refused(site.url):
+        deadline = time.monotonic() + 20
+        while (answer := raw.post("create_session", {"tags": []})).status_code != 503:
+            assert time.monotonic() < deadline, answer.text
+        assert "records" in answer.json()["detail"]
+    step(client)
+    assert raw.post("create_session", {"tags": []}).status_code == 200
+
+
+@contextmanager
+def connections_refused(url: str) -> Iterator[None]:
+    """The database is there, and nobody can use it."""
+    address = sa.make_url(url)
+    server = sa.create_engine(address.set(database="postgres"), isolation_level="AUTOCOMMIT")
+    cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = :name"
+    with server.connect() as connection:
+        connection.execute(sa.text(f"ALTER DATABASE {address.database} ALLOW_CONNECTIONS false"))
+        try:
+            connection.execute(sa.text(cut), {"name": address.database})
+            yield
+        finally:
+            connection.execute(sa.text(f"ALTER DATABASE {address.database} ALLOW_CONNECTIONS true"))
+    server.dispose()
 
 
 def test_a_stopped_engine_that_wakes_after_its_lease_was_taken_changes_nothing_and_ends(site):

@@ -88,7 +88,8 @@ class SamplingSessions:
 
     async def move(self, run_id: str, ref: CheckpointRef, attempt: str) -> None:
         """Point every moving session of a run at its newest inflight snapshot."""
-        theirs = SamplingSessionRow.checkpoint.startswith(f"tinker://{run_id}/", autoescape=True)
+        start = CheckpointRef.start_of(run_id)
+        theirs = SamplingSessionRow.checkpoint.startswith(start, autoescape=True)
         moving = sa.update(SamplingSessionRow).where(SamplingSessionRow.moving, theirs)
         moved = moving.values(checkpoint=str(ref), attempt=attempt)
         await self._records.run(lambda sql: sql.execute(moved))

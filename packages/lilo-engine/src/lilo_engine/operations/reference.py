@@ -31,6 +31,11 @@ class CheckpointRef:
         """The `tinker://` form."""
         return f"{_SCHEME}{self.run_id}/{self.kind}/{self.name}"
 
+    @staticmethod
+    def start_of(run_id: str) -> str:
+        """What the `tinker://` forms of a run's checkpoints begin with."""
+        return f"{_SCHEME}{run_id}/"
+
     @classmethod
     def parse(cls, path: str) -> CheckpointRef:
         """Read the `tinker://` form.
