@@ -18,7 +18,7 @@ from lilo_miles_backend.checkpoints.capture_files import (
 from lilo_miles_backend.ranks.captures import Captures
 from lilo_volume import SoloGroup
 from lilo_volume.testing import run_ranks
-from lilo_volume.testing.emulator import Emulator
+from lilo_volume.testing.emulator import Emulator, Modes
 
 from tests.miles_backend.checkpoints.conftest import (
     assert_equal_states,
@@ -123,6 +123,23 @@ def test_captures_never_look_like_checkpoints_and_are_removed_from_the_committed
     captures.close()
     assert volume.list_committed(CAPTURES) == []
     assert_equal_states(state, load_training(emulator.volume(emulator.mount("b")), REF))
+
+
+def test_a_capture_that_waits_survives_that_its_view_is_brought_up_to_date(tmp_path, state):
+    emulator = Emulator(tmp_path, modes=Modes(reload_dirty="drop"))
+    volume = emulator.volume(emulator.mount("a"))
+    files = CaptureFiles(volume)
+    files.put("settled", state.weights)
+    files.settle()
+    files.put("not settled", state.weights)
+    volume.reload()
+    assert files.take("settled").keys() == state.weights.keys()
+    with pytest.raises(OSError, match="not settled"):
+        files.take("not settled")
+    files.close()
+    volume.reload()
+    files.put("later", state.weights)
+    assert files.take("later").keys() == state.weights.keys()
 
 
 def test_what_a_killed_trainer_captured_is_swept_at_once_and_what_a_living_one_has_stays(volume):

@@ -38,9 +38,7 @@ class CaptureFiles:
         """Make the rank's folder."""
         self._volume = volume
         self._folder = f"{CAPTURES}/{time.time_ns() // 1_000_000}-{os.urandom(6).hex()}"
-        place = volume.local_path(self._folder)
-        place.mkdir(parents=True)
-        (place / _OWNER).write_text(process_identity(os.getpid()), encoding="utf-8")
+        self._make()
 
     def put(self, capture_id: str, tensors: Mapping[str, torch.Tensor]) -> None:
         """Write a capture; it is private to this view until the volume commits for some other reason.
@@ -48,6 +46,7 @@ class CaptureFiles:
         Raises:
             OSError: there is no room, or the volume is gone.
         """
+        self._make()
         place = self._volume.local_path(self._path(capture_id))
         contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
         try:
@@ -55,6 +54,11 @@ class CaptureFiles:
         except Exception as error:
             place.unlink(missing_ok=True)
             raise OSError(f"the capture could not be written to {place}: {error}") from error
+
+    def settle(self) -> None:
+        """To be called before this view is brought up to date, which may take away what was never committed."""
+        with contextlib.suppress(VolumeError):  # one that raises may have been applied
+            self._volume.commit()
 
     def take(self, capture_id: str) -> dict[str, torch.Tensor]:
         """Read a capture and remove it from this view, so that no commit of its publication carries it along.
@@ -79,6 +83,13 @@ class CaptureFiles:
     def close(self) -> None:
         """Remove all that is left of this rank's; never fails."""
         _remove(self._volume, self._folder)
+
+    def _make(self) -> None:
+        """The folder and whose it is; a view that was brought up to date may have lost both."""
+        place = self._volume.local_path(self._folder)
+        place.mkdir(parents=True, exist_ok=True)
+        if not (place / _OWNER).exists():
+            (place / _OWNER).write_text(process_identity(os.getpid()), encoding="utf-8")
 
     def _path(self, capture_id: str) -> str:
         return f"{self._folder}/{capture_id}{_SUFFIX}"

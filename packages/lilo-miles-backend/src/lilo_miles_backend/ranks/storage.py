@@ -9,8 +9,8 @@ Nothing is read, digested or waited for on the thread that trains.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -54,11 +54,13 @@ class Storage:
         self._group = _group_of(parallel)
         topology = definition.topology
         sweep(self._volume, committed=parallel.rank == 0)
+        in_files = definition.trainer.captures == "volume"
+        self._files = CaptureFiles(self._volume) if in_files else None
         self._captures = Captures(
             self._volume,
             self._group,
             layout={"tp": topology.tp, "cp": topology.cp, "dp": topology.dp},
-            files=CaptureFiles(self._volume) if definition.trainer.captures == "volume" else None,
+            files=self._files,
         )
         self._guard = ViewGuard(TIMEOUT_S)
         self._lock = threading.Lock()
@@ -104,7 +106,7 @@ class Storage:
         ) -> Mapping[str, FactorShard]:
             return self._placed(str(command.source), base_model, spec, shapes)
 
-        with nullcontext() if isinstance(self._volume, LocalVolume) else self._guard.loading():
+        with self._view_alone():
             state = load_training(
                 self._volume,
                 command.source,
@@ -132,6 +134,17 @@ class Storage:
         self._captures.close()
         with self._lock:
             self._fetched.clear()
+
+    @contextmanager
+    def _view_alone(self) -> Generator[None]:
+        """While this node's view is brought up to date: nothing is being written to it, and what waits there is kept."""
+        if isinstance(self._volume, LocalVolume):  # whose view is the committed state
+            yield
+            return
+        with self._guard.loading():
+            if self._files is not None:
+                self._files.settle()
+            yield
 
     def _share(self, adapter: Adapter) -> AdapterState:
         """What this rank will write of an adapter, detached on the CPU."""
