@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lilo_engine.config import environment_of_children
-from lilo_engine.log_tail import last_words
+from lilo_engine.log_tail import complaint, last_words
 
 _log = logging.getLogger(__name__)
 
@@ -62,9 +62,13 @@ class Child:
         """How it ended, in words; None while it runs."""
         return describe_exit(self._process.returncode) if self._ended.is_set() else None
 
-    def last_words(self, num_lines: int | None = None) -> str:
+    def last_words(self) -> str:
         """The last lines that it wrote, as a clause that ends an error."""
-        return last_words(self._log_path, self._log_start, num_lines)
+        return last_words(self._log_path, self._log_start)
+
+    def complaint(self) -> str:
+        """What it said of its end, to append to how it ended; empty if it said nothing."""
+        return complaint(self._log_path, self._log_start)
 
     def stop(self) -> None:
         """End it and everything it started; blocks for at most the sum of the limits above."""

@@ -16,8 +16,6 @@ from lilo_engine.commands.serve_backend import ChildConfig
 
 EXIT_NEWS_LIMIT_S = 0.3
 """A broken connection and the news of the exit that broke it come within this of each other."""
-QUOTED_LINES = 4
-"""Of the log of a trainer that was lost: every model's client reads them, and the last ones tell the cause."""
 
 
 class BackendProcess:
@@ -45,7 +43,7 @@ class BackendProcess:
         how = f"the backend process {self.pid} {self._child.exit}"
         if self.client.was_told:
             return f"{cause} ({how})"
-        return f"{how}; {self._child.last_words(QUOTED_LINES)}"
+        return f"{how}{self._child.complaint()}"
 
     def last_words(self) -> str:
         """The last lines that this child wrote, for an error."""

@@ -31,8 +31,6 @@ _EXIT_S = 10.0
 """For a child that was told to end: it finishes the step it is in. Then it is killed."""
 _CAUSE_S = 2.0
 """For the exit status of a child whose connection has ended."""
-_QUOTED_LINES = 4
-"""Of the log of an engine that was lost: the last ones tell the cause."""
 
 
 class RunningSampler(Protocol):
@@ -186,7 +184,7 @@ class ProcessSamplerLauncher:
 
 def _end_of(child: Child) -> str:
     how = child.exit or "closed its connection"
-    return f"(pid {child.pid}) {how}; {child.last_words(_QUOTED_LINES)}"
+    return f"(pid {child.pid}) {how}{child.complaint()}"
 
 
 async def _close(engine: RemoteSamplingEngine, child: Child) -> None:
