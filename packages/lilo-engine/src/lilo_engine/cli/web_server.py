@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Generator
@@ -71,6 +72,10 @@ class WebServer:
         Raises:
             Problem: it stopped by a failure.
         """
+        # What is there now stays until the end. Looking through all of it again, whenever a large request has made many
+        # objects, would hold up every client for 0.15 s.
+        gc.collect()
+        gc.freeze()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._stop_on_signal)
             for task in beside:
