@@ -60,12 +60,15 @@ class Files:
         try:
             while True:
                 self._news = anyio.Event()
-                released, payload = self._payloads.take_released(), self._payloads.to_write()
+                released = self._payloads.take_released()
                 if released:
                     await anyio.to_thread.run_sync(self._free, released)
+                    continue
+                # Chosen when nothing waits any more: meanwhile it could have been given up.
+                payload = self._payloads.to_write()
                 if payload is not None:
                     await self._write(payload)
-                elif not released:
+                else:
                     self._caught_up.set()
                     await self._news.wait()
         finally:
