@@ -101,8 +101,9 @@ class Stranger:
 
     service: tinker.ServiceClient
     client: tinker.TrainingClient
-    rest: object
+    rest: tinker.RestClient
     http: httpx.Client
+    key: str = STRANGERS_KEY
 
     def as_if_its(self, run_id: str) -> tinker.TrainingClient:
         """A training client whose calls name this model."""
@@ -115,7 +116,7 @@ class Stranger:
         own = self.service.create_sampling_client(base_model="tiny").result(timeout=LIMIT_S)
         fields = base64.urlsafe_b64decode(own.get_sampler_handle()).decode()
         handle = base64.urlsafe_b64encode(SAMPLER_ID.sub(sampler_id, fields).encode()).decode()
-        return tinker.SamplingClient.from_sampler_handle(handle, api_key=STRANGERS_KEY)
+        return tinker.SamplingClient.from_sampler_handle(handle, api_key=self.key)
 
 
 @pytest.fixture(scope="module")
