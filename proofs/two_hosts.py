@@ -193,6 +193,9 @@ class Trained:
     """Of all saves."""
     losses: list[float]
     """Of the steps after the last of them."""
+    snapshot: str
+    sampled: list[int]
+    """Greedily, from the snapshot."""
 
 
 def train_and_save(
@@ -216,18 +219,25 @@ def train_and_save(
         "any",
         True,
     )
-    sampler = client.save_weights_and_get_sampling_client().result(LIMIT_S)
-    error, _ = outcome(lambda: sampler.sample(_prompt(), 1, _greedy()))
-    proof.equal("sampling from what was just saved", error, None)
+    snapshot = client.save_weights_for_sampler("sampled").result(timeout=LIMIT_S).path
+    sampled = sample(service, snapshot)
+    proof.figure("tokens sampled from what was just saved", sampled, "some", bool(sampled))
     losses = [step(client, batch(saves + number)) for number in range(AFTER)]
-    return Trained(paths, losses)
+    return Trained(paths, losses, snapshot, sampled)
 
 
 def resume(proof: Proof, service: tinker.ServiceClient, before: Trained) -> None:
     """The newest, on hosts that never saw it."""
+    rest = service.create_rest_client()
+    listed = rest.list_checkpoints(_parts(before.paths[0])[0]).result(LIMIT_S).checkpoints
+    training = [one for one in listed if one.checkpoint_type == "training"]
+    newest = max(training, key=lambda one: one.time).tinker_path
+    proof.equal("the newest checkpoint is the last one that was saved", newest, before.paths[-1])
     client = load(service, before.paths[-1])
     again = [step(client, batch(len(before.paths) + number)) for number in range(AFTER)]
     proof.equal("losses after the resume, as those of the uninterrupted run", again, before.losses)
+    sampled = sample(service, before.snapshot)
+    proof.equal("tokens sampled from the snapshot of the first life", sampled, before.sampled)
 
 
 def lose_a_shard(
@@ -251,17 +261,17 @@ def load(service: tinker.ServiceClient, path: str) -> tinker.TrainingClient:
     return service.create_training_client_from_state_with_optimizer(path).result(LIMIT_S)
 
 
+def sample(service: tinker.ServiceClient, path: str) -> list[int]:
+    """Four tokens, greedily."""
+    client = service.create_sampling_client(model_path=path).result(LIMIT_S)
+    prompt = tinker.types.ModelInput.from_ints(tokens(1, 8))
+    greedy = tinker.types.SamplingParams(max_tokens=4, temperature=0.0)
+    return list(client.sample(prompt, 1, greedy).result(timeout=LIMIT_S).sequences[0].tokens)
+
+
 def batch(number: int) -> list[tinker.types.Datum]:
     """Rows of odd lengths, the same for the same number."""
     return [datum(tokens(10 * number + row, length)) for row, length in enumerate((23, 8, 41))]
-
-
-def _prompt() -> tinker.types.ModelInput:
-    return tinker.types.ModelInput.from_ints(tokens(1, 8))
-
-
-def _greedy() -> tinker.types.SamplingParams:
-    return tinker.types.SamplingParams(max_tokens=4, temperature=0.0)
 
 
 def _parts(path: str) -> tuple[str, str, str]:

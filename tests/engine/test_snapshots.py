@@ -33,10 +33,10 @@ def test_what_another_machine_published_is_there_when_it_is_asked_for(tmp_path, 
     monkeypatch.setenv("LILO_CHECKPOINT_VOLUME", f"emulator://{tmp_path}/emulated")
     monkeypatch.setattr("lilo_engine.storage.node_id", lambda: here.task_id)
     assert not (here.root / relative[1:]).exists()
-    Snapshots(tmp_path / "unused").see(mine)
+    assert Snapshots(tmp_path / "unused").see(mine) == mine.folder
     assert (here.root / relative[1:] / "adapter_config.json").read_bytes() == b"{}"
     reloads = here.calls["reload"]
-    Snapshots(tmp_path / "unused").see(mine)
+    assert Snapshots(tmp_path / "unused").see(mine) == mine.folder
     assert here.calls["reload"] == reloads
 
 
@@ -49,6 +49,20 @@ def test_what_lies_in_an_object_store_is_fetched_again_after_its_folder_was_lost
     monkeypatch.setenv("LILO_CHECKPOINT_VOLUME", url)
     Snapshots(root).see(version)
     assert (root / version.folder / "adapter_config.json").read_bytes() == b"{}"
+
+
+def test_a_folder_that_the_records_have_from_another_place_is_told_anew(tmp_path):
+    version = publish(open_folder(None, tmp_path / "before"))
+    (tmp_path / "before").rename(tmp_path / "after")
+    folder = Snapshots(tmp_path / "after").see(version)
+    assert folder == version.folder.replace("/before/", "/after/")
+
+
+def test_a_snapshot_that_was_replaced_is_not_found(tmp_path):
+    version = publish(open_folder(None, tmp_path))
+    other = AdapterVersion(name=f"{version.name[:-1]}x", folder=f"{version.folder}x")
+    with pytest.raises(NotFound, match="replaced"):
+        Snapshots(tmp_path).see(other)
 
 
 def test_a_snapshot_that_is_gone_is_not_found(tmp_path):

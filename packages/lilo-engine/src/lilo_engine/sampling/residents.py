@@ -37,8 +37,8 @@ class AdapterVersion:
     """Absolute path of a PEFT folder."""
 
 
-See: TypeAlias = Callable[[AdapterVersion], None]
-"""Brings the folder of an adapter to where it can be read; see `snapshots.py`."""
+See: TypeAlias = Callable[[AdapterVersion], str]
+"""Brings the folder of an adapter to where it can be read, and says where that is; see `snapshots.py`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -110,9 +110,10 @@ class Residents:
         try:
             # Shielded: a load that nobody waits for any more still ends, so that what is loaded is known.
             with anyio.CancelScope(shield=True), anyio.fail_after(self._load_timeout_s):
+                folder = version.folder
                 if self._see is not None:
-                    await anyio.to_thread.run_sync(self._see, version)
-                await self._engine.load(version.name, version.folder)
+                    folder = await anyio.to_thread.run_sync(self._see, version)
+                await self._engine.load(version.name, folder)
             loaded = True
         except TimeoutError as error:
             raise ServerError(
