@@ -88,7 +88,19 @@ def main() -> None:
             the_machine(bench, can_cut=reason is None)
         if only in (None, "clients"):
             kills(proof, ray, Path(folder))
+        ends_with_its_head(proof, ray)
     proof.end()
+
+
+def ends_with_its_head(proof: Proof, ray: Cluster) -> None:
+    """Ctrl-C at the head ends the other host too."""
+    joined = ray.running.pop(ray.hosts[1].name)
+    started = time.monotonic()
+    ray.stop(ray.hosts[0])
+    joined.wait(60)
+    proof.at_most(
+        "seconds from Ctrl-C at the head until both hosts ended", time.monotonic() - started, 10.0
+    )
 
 
 @dataclass

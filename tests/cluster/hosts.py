@@ -94,7 +94,7 @@ class Cluster:
         return self.folder / f"{host.name}.log"
 
     def stop(self, host: Host) -> None:
-        """As Ctrl-C does."""
+        """As SIGTERM does, and Ctrl-C."""
         end(self.running.pop(host.name))
 
     def kill_ray(self, host: Host) -> list[int]:

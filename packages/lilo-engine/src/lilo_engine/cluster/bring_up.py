@@ -37,8 +37,8 @@ class Limits:
     joins: int = 30
     """Tries of a worker to join; the head's port opens a little before it takes nodes."""
     between_joins_s: float = 2.0
-    look_s: float = 2.0
-    """Between looks for the head: a worker ends within 10 s of it."""
+    look_s: float = 1.5
+    """Between looks for the head: a worker ends within 10 s of it, misses and Ray's end included."""
     misses: int = 3
     """Looks in a row that fail before the head counts as gone: one lost packet must not end a run."""
     connect_s: float = 1.0

@@ -19,8 +19,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-TERMINATE_LIMIT_S = 3.0
-"""From SIGTERM until SIGKILL, with which the kernel ends what Ray started as well."""
+TERMINATE_LIMIT_S = 2.0
+"""From SIGTERM until SIGKILL, with which the kernel ends what Ray started as well: Ray itself would wait 30 s for work
+that is none of ours."""
 STARTED = b"Ray runtime started"
 """In the output of `ray start`, once this machine belongs to the cluster."""
 STOP_LIMIT_S = 6.0
