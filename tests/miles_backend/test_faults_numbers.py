@@ -9,14 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import anyio
 import numpy as np
 import pytest
 import torch
-from lilo_definitions import Definition
+from lilo_definitions import Definition, get
+from lilo_engine.sampling.engine import SamplerConfig
 from lilo_miles_backend import MilesBackend
+from lilo_miles_backend.sampler import EmbeddedSampler
 
 from tests.miles_backend import reference as ref
 from tests.miles_backend.layouts import World, laid_out, world
+from tests.sampling.words import SUM, floats, request, tokens
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -219,6 +223,29 @@ def test_b30_replicated_factors_train_together_and_as_on_one_rank(
     worst = max(float((ours[name] - theirs[name]).abs().max()) for name in theirs)
     assert worst <= 0.05 * moved
     backend.close()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+async def test_b33_the_trainer_scores_samples_without_their_temperature(
+    tiny_backend: MilesBackend, model_id: str, temperature: float
+) -> None:
+    tiny_backend.create_adapter(model_id, ref.spec(4))  # its B is zero: the base model
+    sampler = EmbeddedSampler(SamplerConfig(definition=get("tiny")))
+    try:
+        with anyio.fail_after(60):
+            sampled = await sampler.sample(
+                request(seed=1, max_tokens=12, temperature=temperature, prompt_logprobs=True)
+            )
+    finally:
+        await sampler.close()
+    (sequence,) = sampled.sequences
+    ids = np.array([*SUM, *tokens(sequence)])
+    inputs = {"target_tokens": ref.Tensor.of(ids[1:], "int64")}
+    scored = ref.Datum(tokens=ref.Tensor.of(ids[:-1], "int32"), loss_inputs=inputs)
+    (output,) = ref.run(tiny_backend, ref.item(model_id, [scored]), forward_only=True)
+    told = [*floats(sampled.prompt_logprobs)[1:], *floats(sequence.logprobs)]
+    assert np.abs(logprobs(output) - np.array(told)).max() <= 1e-4
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
