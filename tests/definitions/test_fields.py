@@ -32,6 +32,7 @@ from pydantic import ValidationError
 
 from tests.miles_backend import reference as ref
 
+pytestmark = pytest.mark.timeout(180)  # The first test to want what was built waits for all of it.
 ROOT = Path(__file__).resolve().parents[2]
 TINY = lilo_definitions.get("tiny")
 
@@ -138,7 +139,7 @@ def read_back(program: str, definition: Definition, folder: Path) -> dict[str, o
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=150,
         check=False,
     )
     assert done.returncode == 0, done.stderr

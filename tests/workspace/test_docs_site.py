@@ -4,10 +4,12 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 import yaml
+from lilo_engine.cli.main import COMMANDS, GROUP
 
 ROOT = Path(__file__).resolve().parents[2]
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -66,10 +68,9 @@ def test_the_examples_that_need_a_server_are_python(page):
 
 
 def test_every_command_that_the_documentation_names_exists():
-    text = (ROOT / "packages/lilo-engine/src/lilo_engine/cli/main.py").read_text("utf-8")
-    commands = set(re.findall(r'^        "([a-z]+)": \(', text, re.MULTILINE))
+    commands = {*COMMANDS, *(point.name for point in entry_points(group=GROUP))}
     for page in (ROOT / "docs").rglob("*.md"):
         for name in re.findall(
-            r"^    (?:\.venv/bin/)?lilo ([a-z]+)", page.read_text("utf-8"), re.M
+            r"^    (?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?lilo ([a-z]+)", page.read_text("utf-8"), re.M
         ):
             assert name in commands, (page.name, name)
