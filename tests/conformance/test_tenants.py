@@ -434,3 +434,19 @@ def test_equal_copies_of_two_strangers_are_two(stranger, owner, served):
     mine = served.post("copy_weights", body, headers=headers).json()
     assert theirs["tinker_path"] != mine["tinker_path"]
     assert served.http.delete(f"/api/v1/{publish}").status_code == 200
+
+
+def test_the_log_says_which_key_opened_deleted_published_and_copied_what(served, caplog):
+    caplog.set_level("INFO", "lilo_engine.requests")
+    model_id = served.model()
+    saved = served.post("save_weights", {"model_id": model_id, "seq_id": 1, "path": "x"})
+    path = served.finished(saved).json()["path"]
+    below = f"training_runs/{model_id}/checkpoints/weights/x"
+    served.post(f"{below}/publish", {})
+    copied = served.post("copy_weights", {"source_path": path, "destination_project_id": "p"})
+    served.http.delete(f"/api/v1/{below}")
+    said = [re.sub(r"[0-9a-f]{12} ", "", r.message, count=1) for r in caplog.records]
+    assert f"key published {path}" in said
+    assert f"key copied {path} to {copied.json()['tinker_path']}" in said
+    assert f"key deleted {path}" in said
+    assert any(model_id.split(":")[0] in each and "opened session" in each for each in said)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import UTC, datetime
 
 from fastapi import APIRouter, Request
@@ -17,6 +18,7 @@ from lilo_engine.requests.json_response import json_response
 from lilo_engine.requests.page import page_of
 from lilo_engine.requests.wire_json import TtlBody
 
+_log = logging.getLogger(__name__)
 router = APIRouter()
 
 COMMON_NAME = "everybody"
@@ -74,6 +76,7 @@ async def delete_checkpoint(request: Request, run_id: str, kind: str, name: str)
     ref = CheckpointRef.of(run_id, kind, name)
     await view_of(request).own_checkpoint(ref)
     await front_of(request).control.delete_checkpoint(ref, missing_ok=False)
+    _log.info("key %s deleted %s", view_of(request).caller.key_id, ref)
     return json_response({"status": "deleted"})
 
 

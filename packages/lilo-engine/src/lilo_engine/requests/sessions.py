@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -16,6 +18,7 @@ from lilo_engine.requests.page import page_of
 from lilo_engine.requests.plain_route import plain_post
 from lilo_engine.requests.wire_json import CreateSessionBody, FinishSessionBody, SessionBody
 
+_log = logging.getLogger(__name__)
 router = APIRouter()
 
 
@@ -86,6 +89,8 @@ async def create_session(request: Request) -> Response:
         owner=view_of(request).caller.owner,
     )
     session_id = await front.control.sessions.create(new, front.control.clock())
+    caller = view_of(request).caller
+    _log.info("key %s (owner %s) opened session %s", caller.key_id, caller.owner, session_id)
     return json_response({"type": "create_session", "session_id": session_id})
 
 

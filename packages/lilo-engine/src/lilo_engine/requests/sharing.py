@@ -7,6 +7,7 @@ other content and has other links.
 from __future__ import annotations
 
 import hashlib
+import logging
 import secrets
 
 from fastapi import APIRouter, Request
@@ -23,6 +24,7 @@ from lilo_engine.requests.json_response import json_response
 from lilo_engine.requests.rest import iso_time
 from lilo_engine.requests.wire_json import CopyWeightsBody
 
+_log = logging.getLogger(__name__)
 router = APIRouter()
 _CHECKPOINT = "/training_runs/{run_id}/checkpoints/{kind}/{name}"
 _WEIGHTS = "weights"
@@ -98,6 +100,7 @@ async def copy_weights(request: Request) -> Response:
     copied = await front.control.checkpoints.copy(
         source, run_id, owner=view.caller.owner, expires_s=expires_s, now_s=now_s
     )
+    _log.info("key %s copied %s to %s", view.caller.key_id, source, copied.ref)
     return json_response({"tinker_path": str(copied.ref)})
 
 
@@ -114,6 +117,8 @@ async def _set_public(request: Request, ref: CheckpointRef, public: bool) -> Non
     await view_of(request).own_checkpoint(ref)
     control = front_of(request).control
     await control.checkpoints.set_public(ref, public)
+    done = "published" if public else "unpublished"
+    _log.info("key %s %s %s", view_of(request).caller.key_id, done, ref)
     # Those who sample from it are looked at anew.
     control.sampling_sessions.forget(ref)
 
