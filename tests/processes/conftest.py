@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import httpx
 import pytest
 import uvicorn
 from lilo_engine.app import EngineApp, build_front_app
+from lilo_engine.cli.web_server import listen, url_of
 from lilo_engine.config import DataFolder
 from lilo_engine.control.control import Control
 from lilo_engine.control.engine_address import EngineAddress
@@ -50,9 +50,8 @@ def server_of(app) -> uvicorn.Server:
 def engine_in_thread(data: DataFolder, slots: int = 1024) -> Iterator[EngineApp]:
     """An engine that fronts find by the records of a data folder."""
     records = Records.at(data.root)
-    listener = socket.create_server(("127.0.0.1", 0))
-    address = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    lease = Lease.take(records, "an engine in a thread", address=address)
+    listener = listen("127.0.0.1", 0)
+    lease = Lease.take(records, "an engine in a thread", address=url_of(listener))
     app = EngineApp.of(in_memory.parts(data, records, lease, slots))
     server = server_of(app.asgi)
     with in_thread(server, lambda: server.run(sockets=[listener])):
@@ -66,7 +65,7 @@ def front_in_thread(data: DataFolder, settings: FrontSettings) -> Iterator[str]:
     control = Control.of_front(records, open_checkpoints(data.checkpoints), time.time)
     control.keys.create("test", time.time(), key=KEY, operator=True)
     control.keys.create("stranger", time.time(), key=STRANGERS_KEY)
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = listen("127.0.0.1", 0)
     server = server_of(None)
 
     async def main() -> None:
@@ -79,7 +78,7 @@ def front_in_thread(data: DataFolder, settings: FrontSettings) -> Iterator[str]:
             await server.serve(sockets=[listener])
 
     with in_thread(server, lambda: anyio.run(main)):
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield url_of(listener)
 
 
 @contextmanager

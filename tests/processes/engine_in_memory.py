@@ -42,7 +42,7 @@ def main(root: str, url: str | None = None) -> None:
             await lease.lost.wait()
             server.fail(f"this engine stops: {lease.reason}")
 
-        anyio.run(server.run, listener, announce, watch_lease)
+        anyio.run(server.run, listener, announce, watch_lease, backend_options={"use_uvloop": True})
 
 
 if __name__ == "__main__":

@@ -11,9 +11,11 @@ stopped never answers. Not what the calls mean: that is `client.py`.
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import ssl
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
@@ -37,6 +39,8 @@ _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 """Between tries; each is twice the one before."""
 _CONNECT_S = 2.0
+_POOLS = 65
+"""Of connections: a pool looks at all of its own for each request, which thousands of waiting polls would make slow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +70,9 @@ class Line:
     Raises:
         Unavailable: there is none, or the records cannot be read.
     """
-    http: httpx.AsyncClient
+    pools: Sequence[httpx.AsyncClient]
+    """The first is for calls that are answered at once, the others for those that wait, in turn."""
+    _turn: Iterator[int] = field(default_factory=itertools.count)
     _address: Address | None = None
     _waiting: set[anyio.CancelScope] = field(default_factory=set[anyio.CancelScope])
     """Calls that wait for an answer from `_address`."""
@@ -166,7 +172,8 @@ class Line:
         }
         url = f"{address.url}{PREFIX}/{method}"
         try:
-            answer = await self.http.post(url, content=body, headers=headers, timeout=limit)
+            http = self._pool(waits=wait_s > 0)
+            answer = await http.post(url, content=body, headers=headers, timeout=limit)
         except httpx.HTTPError as error:
             words = str(error) or type(error).__name__
             raise _BrokenError(f"the engine at {address.url} cannot be reached: {words}") from error
@@ -178,6 +185,11 @@ class Line:
             return frames.decode(answer.content)
         except frames.FrameError as error:
             raise _BrokenError(f"{address.url} answered what is no frame: {error}") from error
+
+    def _pool(self, *, waits: bool) -> httpx.AsyncClient:
+        if not waits or len(self.pools) == 1:
+            return self.pools[0]
+        return self.pools[1 + next(self._turn) % (len(self.pools) - 1)]
 
     def _meet(self, hello: Hello) -> None:
         """See that an engine serves what this front was started for.
@@ -211,12 +223,16 @@ class Line:
 async def open_line(find: Callable[[], Awaitable[Address]]) -> AsyncGenerator[Line]:
     """A line that is watched while the context lives."""
     # Every waiting poll of a client is a connection of its own, so that their number is not limited here.
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=30)
-    async with (
-        httpx.AsyncClient(limits=limits, trust_env=False) as http,
-        anyio.create_task_group() as tasks,
-    ):
-        line = Line(find=find, http=http)
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=30)
+    trusted = ssl.create_default_context()
+    async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
+        pools = [
+            await stack.enter_async_context(
+                httpx.AsyncClient(limits=limits, trust_env=False, verify=trusted)
+            )
+            for _ in range(_POOLS)
+        ]
+        line = Line(find=find, pools=pools)
         tasks.start_soon(line.watch)
         yield line
         tasks.cancel_scope.cancel()
