@@ -129,3 +129,8 @@ def test_a_cluster_without_gpus_is_refused():
     tiny: Definition = BASE["tiny"]
     with pytest.raises(InvalidRequest, match=r"topology\.nodes"):
         plan(tiny.derive(topology={"nodes": 2, "dp": 2}))
+
+
+def test_a_python_that_images_cannot_have_is_refused_with_those_they_can():
+    with pytest.raises(InvalidRequest, match=r"'9'.*3\.12"):
+        plan(BASE["tiny"], python="9")

@@ -118,7 +118,11 @@ def read_config_file(path: Path) -> ModelConfig:
     """
     try:
         return ModelConfig.model_validate(_text_part(json.loads(path.read_bytes())))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise InvalidSource(
+            f"{path} cannot be read: {error.strerror or error}; expected a model's config.json"
+        ) from error
+    except ValueError as error:
         reason = str(error) if not isinstance(error, ValidationError) else _fields(error)
         raise InvalidSource(f"{path} is not a model configuration: {reason}") from error
 

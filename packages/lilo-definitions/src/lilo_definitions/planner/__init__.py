@@ -17,7 +17,16 @@ Formulas with their sources: docs/planner.md.
 
 from lilo_definitions.planner.job import Job, TrainerName
 from lilo_definitions.planner.memory import Memory
-from lilo_definitions.planner.plan import Plan, make_plan
+from lilo_definitions.planner.plan import Plan, make_plan, ways_of
 from lilo_definitions.planner.search import nearest_fit, ranked_layouts
 
-__all__ = ["Job", "Memory", "Plan", "TrainerName", "make_plan", "nearest_fit", "ranked_layouts"]
+__all__ = [
+    "Job",
+    "Memory",
+    "Plan",
+    "TrainerName",
+    "make_plan",
+    "nearest_fit",
+    "ranked_layouts",
+    "ways_of",
+]

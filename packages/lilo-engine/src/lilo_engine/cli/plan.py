@@ -12,11 +12,19 @@ from pathlib import Path
 from typing import Annotated, Literal, cast, get_args
 
 import typer
-from lilo_definitions import GPUS, ModelConfig, get
+from lilo_definitions import GPUS, Architecture, ModelConfig, get
 from lilo_definitions.gpus import GpuName
 from lilo_definitions.lora import TARGET_GROUPS, TargetGroup
 from lilo_definitions.model_config import read_config_file
-from lilo_definitions.planner import Job, Plan, make_plan, nearest_fit, ranked_layouts
+from lilo_definitions.planner import (
+    Job,
+    Plan,
+    TrainerName,
+    make_plan,
+    nearest_fit,
+    ranked_layouts,
+    ways_of,
+)
 from lilo_definitions.planner.chart import svg
 from lilo_definitions.trainer import Keep
 
@@ -68,7 +76,7 @@ def plan(
         changes = _Changes(
             gpus=given, gpu=gpu, tp=tp, cp=cp, keep=keep, slots=slots, rank=lora_rank
         )
-        job = changes.applied(_job(name, context))
+        job = changes.applied(_job(name, context), trainer)
         if search:
             found = _search(job, gpus or job.world_size, trainer)
             if as_json:
@@ -112,12 +120,16 @@ class _Changes:
         self._keep = _one_of("--keep", keep, get_args(Keep))
         self._gpus, self._tp, self._cp, self._slots, self._rank = gpus, tp, cp, slots, rank
 
-    def applied(self, job: Job) -> Job:
+    def applied(self, job: Job, trainer: TrainerName) -> Job:
         """The job with them."""
         if self._gpu is not None:
             job = replace(job, gpu=GPUS[cast(GpuName, self._gpu)])
         if self._keep is not None:
-            job = replace(job, keep=cast(Keep, self._keep))
+            ways = ways_of(job, trainer)
+            if self._keep not in ways:
+                who = "raw Miles" if trainer == "miles" else "the CPU trainer"
+                raise Problem(f"--keep is {self._keep!r}; {who} keeps {', '.join(ways)} only")
+            job = replace(job, keep=self._keep)
         job = replace(job, slots=self._slots or job.slots, lora_rank=self._rank or job.lora_rank)
         if self._gpus is None and self._tp is None and self._cp is None:
             return job
@@ -132,9 +144,25 @@ class _Changes:
                 f"--gpus {world} cannot be split into tp {tp} x cp {cp}; choose a multiple of {tp * cp}, "
                 "or let --search find layouts"
             )
+        _check_splits(job.architecture, tp)
         nodes = -(-world // 8) if job.gpu is not None else 1
         share = -(-job.context // cp)
         return replace(job, tp=tp, cp=cp, dp=world // (tp * cp), nodes=nodes, tokens_per_rank=share)
+
+
+def _check_splits(model: Architecture, tp: int) -> None:
+    """Refuse tensor parallelism that a model cannot be split by; more ranks than key-value heads repeat them."""
+    misfits = [
+        f"{number} {what}"
+        for what, number in (("query heads", model.heads), ("MLP columns", model.inner))
+        if number % tp
+    ]
+    if model.kv_heads % tp and tp % model.kv_heads:
+        misfits.append(f"{model.kv_heads} key-value heads")
+    if misfits:
+        raise Problem(
+            f"--tp {tp} does not divide {', '.join(misfits)}; choose another, or let --search find layouts"
+        )
 
 
 def _one_of(option: str, given: str | None, allowed: tuple[str, ...]) -> str | None:

@@ -18,6 +18,8 @@ from lilo_engine.errors import InvalidRequest
 
 GPUS_PER_HOST = 8
 """A container of a cluster takes a whole host."""
+PYTHONS = ("3.11", "3.12", "3.13")
+"""Of images: what both the provider and our packages have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,8 @@ def plan(definition: Definition, *, wheels: str | None = None, python: str = "3.
     Raises:
         InvalidRequest: a field asks for what the provider cannot give; the message names it.
     """
+    if python not in PYTHONS:
+        raise InvalidRequest(f"python is {python!r}; images are made with {', '.join(PYTHONS)}")
     _check(definition)
     trainer = trainer_plan(definition, app_name(definition), wheels, python)
     replicas = definition.sampler.pool
