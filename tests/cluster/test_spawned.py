@@ -19,7 +19,7 @@ from lilo_miles_backend.rank_commands import DropGradients, Persist
 
 from tests.cluster.conftest import REPOSITORY, Spawn, act, world_of_two
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 FAST_S = 10.0
 """A cause that needs no limit to run out is told well within this."""

@@ -25,7 +25,7 @@ def own_address() -> str:
     """The private address that this machine is reached by: of the default route's interface, else loopback.
 
     Raises:
-        InvalidRequest: that address is public; Ray has no password, so that one must be chosen.
+        InvalidRequest: that address is public: strangers would reach Ray, which asks for no token by default.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
