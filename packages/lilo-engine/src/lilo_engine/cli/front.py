@@ -29,6 +29,7 @@ from lilo_engine.control.engine_address import EngineAddress
 from lilo_engine.control.records import Records
 from lilo_engine.errors import LiloError
 from lilo_engine.parts import FrontParts
+from lilo_engine.remote.calls import Hello
 from lilo_engine.remote.client import RemoteEngine
 from lilo_engine.remote.line import open_line
 from lilo_engine.requests.front import Front
@@ -36,6 +37,7 @@ from lilo_engine.storage import open_checkpoints
 
 READY_LOOK_S = 0.2
 """Between looks at an engine that is not ready yet."""
+FIRST_LOOK_S = 2.0
 FIND_S = 60.0
 """For an engine that is started at the same time to take its lease."""
 DEFAULT_PORT = 8010
@@ -92,23 +94,46 @@ def front(
 
 
 async def _run(control: Control, address: EngineAddress, listener: socket.socket) -> None:
+    problem: Problem | None = None
     async with open_line(address.find) as line:
-        remote = RemoteEngine(line)
+        # Raised below: here it would be wrapped into a group.
         try:
-            hello = await remote.hello(FIND_S)
-        except LiloError as error:
-            raise Problem(error.message) from error
-        app = build_front_app(FrontParts(hello=hello, line=line, control=control))
-        front: Front = app.state.front
-        server = WebServer(app, front.polls)
+            hello = await _met(RemoteEngine(line))
+            await _serve(FrontParts(hello=hello, line=line, control=control), listener)
+        except Problem as error:
+            problem = error
+    if problem is not None:
+        raise problem
 
-        async def announce() -> None:
-            """Say once that the engine is ready. Ended by its group."""
-            while True:
-                readiness = await front.readiness()
-                if server.started and readiness.ready:
-                    break
-                await anyio.sleep(READY_LOOK_S)
-            print(f"lilo: serving {front.definition.name} at {url_of(listener)}", flush=True)
 
-        await server.run(listener, announce)
+async def _met(engine: RemoteEngine) -> Hello:
+    """What the engine says of itself, once there is one.
+
+    Raises:
+        Problem: none came.
+    """
+    try:
+        return await engine.hello(FIRST_LOOK_S)
+    except LiloError as error:
+        typer.echo(f"lilo: {error.message}; waiting for {FIND_S:g} s", err=True)
+    try:
+        return await engine.hello(FIND_S)
+    except LiloError as error:
+        raise Problem(error.message) from error
+
+
+async def _serve(parts: FrontParts, listener: socket.socket) -> None:
+    app = build_front_app(parts)
+    front: Front = app.state.front
+    server = WebServer(app, front.polls)
+
+    async def announce() -> None:
+        """Say once that the engine is ready. Ended by its group."""
+        while True:
+            readiness = await front.readiness()
+            if server.started and readiness.ready:
+                break
+            await anyio.sleep(READY_LOOK_S)
+        print(f"lilo: serving {front.definition.name} at {url_of(listener)}", flush=True)
+
+    await server.run(listener, announce)

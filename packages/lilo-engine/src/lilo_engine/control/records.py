@@ -211,12 +211,12 @@ def _database(url: str) -> tuple[str, str]:
         parsed.get_dialect().import_dbapi()
     except ArgumentError as error:
         raise ServerError(
-            "LILO_RECORDS_URL is no URL of a database; expected for example "
+            "the URL of the records (LILO_RECORDS_URL) is none of a database; expected for example "
             "postgresql+psycopg://USER:PASSWORD@HOST/NAME"
         ) from error
     except (ImportError, NoSuchModuleError) as error:
         raise ServerError(
-            f"LILO_RECORDS_URL needs a driver that is not installed ({error}); for PostgreSQL: "
+            f"the URL of the records (LILO_RECORDS_URL) needs a driver that is not installed ({error}); for PostgreSQL: "
             "pip install 'lilo-engine[postgres]' and postgresql+psycopg://..."
         ) from error
     return parsed.render_as_string(hide_password=False), parsed.render_as_string()
