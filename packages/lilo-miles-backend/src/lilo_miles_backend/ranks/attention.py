@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 import torch.nn.functional as F
@@ -41,14 +42,25 @@ class Rotary:
         self._cos = torch.cat((angles_PF.cos(),) * 2, -1)[:, None, None, :]
         # The sign of rotate-half is folded into the table: out = x * cos + roll(x, D/2) * sin.
         self._sin = torch.cat((-sin_PF, sin_PF), -1)[:, None, None, :]
+        self._last: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
 
     def __call__(
         self, x_SBHD: torch.Tensor, positions_S: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Rotate queries or keys at these positions; None: rows that start at position 0."""
-        at = slice(x_SBHD.shape[0]) if positions_S is None else positions_S
-        cos, sin = self._cos[at].to(x_SBHD.dtype), self._sin[at].to(x_SBHD.dtype)
+        if positions_S is None:
+            length = x_SBHD.shape[0]
+            cos, sin = self._cos[:length], self._sin[:length]
+        else:
+            cos, sin = self._picked(positions_S)
+        cos, sin = cos.to(x_SBHD.dtype), sin.to(x_SBHD.dtype)
         return _Rotate.apply(x_SBHD, cos, sin)  # type: ignore[no-any-return]
+
+    def _picked(self, positions_S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both tables at these positions, picked once for all layers of a microbatch."""
+        if self._last is None or self._last[0] is not positions_S:
+            self._last = (positions_S, self._cos[positions_S], self._sin[positions_S])
+        return self._last[1], self._last[2]
 
 
 class _Rotate(torch.autograd.Function):
@@ -167,18 +179,34 @@ class CausalAttention(torch.nn.Module):
         value: torch.Tensor,
         pieces: tuple[Piece, ...],
     ) -> torch.Tensor:
-        """[T, 1, H, D]: one call per chunk of a row; zeros for padding."""
+        """[T, 1, H, D]: one call per chunk of a row, or for several whole rows of one length; zeros for padding."""
         outs: list[torch.Tensor] = []
-        for piece in pieces:
-            if piece.queries.stop > piece.queries.start:
-                outs.append(self._piece(query[piece.queries], key[piece.keys], value[piece.keys]))
-            if piece.padding:
-                outs.append(query.new_zeros(piece.padding, *query.shape[1:]))
+        for length, group in groupby(pieces, _whole_length):
+            if length:
+                here = [piece.queries for piece in group]
+                rows = slice(here[0].start, here[-1].stop)
+                outs.append(self._whole_rows(query[rows], key[rows], value[rows], len(here)))
+                continue
+            for piece in group:
+                if piece.queries.stop > piece.queries.start:
+                    keys, values = key[piece.keys], value[piece.keys]
+                    outs.append(self._piece(query[piece.queries], keys, values))
+                if piece.padding:
+                    outs.append(query.new_zeros(piece.padding, *query.shape[1:]))
         whole = torch.cat(outs)
         if all(piece.queries.start == piece.queries.stop for piece in pieces):
             # Padding alone: still a node of the graph above keys and values, in whose backward the other ranks wait.
             whole = _Anchored.apply(whole, key, value)  # type: ignore[assignment]
         return whole
+
+    def _whole_rows(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: int
+    ) -> torch.Tensor:
+        """Consecutive whole rows of one length: one call for all, as for a batch of rows."""
+        batched = (
+            x.unflatten(0, (rows, -1)).squeeze(2).transpose(0, 1) for x in (query, key, value)
+        )
+        return self._rows(*batched).transpose(0, 1).flatten(0, 1).unsqueeze(1)
 
     def _piece(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Queries that are the last ones of these keys' row so far."""
@@ -196,6 +224,12 @@ class CausalAttention(torch.nn.Module):
             enable_gqa=query.shape[2] != key.shape[2],
         )
         return out_BHSD.permute(2, 0, 1, 3)
+
+
+def _whole_length(piece: Piece) -> int:
+    """Tokens of a piece that is a whole row without padding, whose keys are its own; 0 for any other."""
+    alone = piece.queries == piece.keys and not piece.padding
+    return piece.queries.stop - piece.queries.start if alone else 0
 
 
 class _Anchored(torch.autograd.Function):
