@@ -102,6 +102,13 @@ async def test_a_saved_state_releases_everything_before_its_last_step(build, tmp
         saved = await rig.do(build.save("m", 4))
         assert rig.engine.history.base(ModelId("m")).source == saved.ref
         assert [done.seq_id for done in rig.engine.history.done(ModelId("m"))] == [3]
+        await caught_up(rig)
+        held = rig.engine.files.size_bytes
+        await rig.do(build.step("m", 5))
+        await rig.do(build.save("m", 6, name="later"))
+        await caught_up(rig)
+        assert held > 0
+        assert rig.engine.files.size_bytes == 0
         await rig.engine.unload(ModelId("m"), "the test ends")
         await caught_up(rig)
         assert rig.engine.history.uncovered_bytes == 0

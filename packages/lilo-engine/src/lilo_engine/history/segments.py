@@ -94,7 +94,7 @@ class Segments:
         with self._lock:
             segment = self._open[place.segment]
             segment.live_bytes -= place.length
-            if segment.live_bytes == 0 and segment.size >= self.segment_bytes:
+            if segment.live_bytes == 0:
                 self._remove(place.segment)
 
     @property
@@ -122,8 +122,6 @@ class Segments:
         segment = self._open.get(self._last)
         if segment is not None and segment.size < self.segment_bytes:
             return segment
-        if segment is not None and segment.live_bytes == 0:
-            self._remove(self._last)
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / _NAME.format(self._last + 1)
         segment = _Segment(path=path, fd=os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600))
