@@ -142,6 +142,7 @@ def held(tmp_path: Path) -> Iterator[HeldServer]:
     server.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_b06_a_server_killed_in_mid_queue_answers_for_what_was_in_flight_and_numbering_goes_on(
     held, monkeypatch

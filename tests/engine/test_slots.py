@@ -60,6 +60,9 @@ async def test_a_model_waits_for_a_slot_is_told_so_and_gets_the_next_free_one(
             assert state.queue_state == "paused_capacity"
             assert "all 1 slots" in state.reason
             assert ahead is None or ahead in state.reason
+        waits_for = [row["waits_for"] for row in rig.engine.overview()["models"]]
+        assert waits_for[0] is None
+        assert all("all 1 slots" in reason for reason in waits_for[1:])
         await rig.engine.unload(ModelId("a"), "its client left")
         assert await rig.result(second) == ModelCreated(model_id=ModelId("b"))
         assert isinstance(await rig.engine.retrieve(third, 0), Pending)

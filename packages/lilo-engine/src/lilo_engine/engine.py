@@ -183,7 +183,7 @@ class Engine:
     def overview(self) -> dict[str, Any]:
         """What waits and why, what runs, and which models there are: plain values, for a console."""
         models = self._work.roster.all_resident()
-        return overview(models, self._work.scheduler, self.recorder)
+        return overview(models, self._work.scheduler, self._work.slots, self.recorder)
 
     def kept_bytes(self) -> dict[str, int]:
         """Data of passes by where it lies: `memory`, `files`; and `uncovered`, which is in no snapshot, wherever."""

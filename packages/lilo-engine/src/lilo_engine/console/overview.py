@@ -9,14 +9,17 @@ from lilo_engine.console.recorder import Recorder
 from lilo_engine.console.span import Span
 from lilo_engine.operations.roster import Model
 from lilo_engine.schedule.scheduler import Scheduler
+from lilo_engine.slots import Slots
 
 
-def overview(models: Sequence[Model], scheduler: Scheduler, recorder: Recorder) -> dict[str, Any]:
+def overview(
+    models: Sequence[Model], scheduler: Scheduler, slots: Slots, recorder: Recorder
+) -> dict[str, Any]:
     """All of it, as plain values."""
     return {
         "queue": _queue(models, scheduler),
         "lanes": _lanes(recorder, scheduler),
-        "models": [_model(model) for model in models],
+        "models": [_model(model, slots) for model in models],
     }
 
 
@@ -49,12 +52,13 @@ def _lanes(recorder: Recorder, scheduler: Scheduler) -> dict[str, Any]:
     }
 
 
-def _model(model: Model) -> dict[str, Any]:
-    """A model that is ready or being created."""
+def _model(model: Model, slots: Slots) -> dict[str, Any]:
+    """A model that has not ended, with a slot or without."""
     last = model.last_checkpoint
     return {
         "model_id": model.model_id,
         "phase": model.phase,
+        "waits_for": slots.why_waiting(model),
         "session_id": model.request.session_id,
         "lora_rank": model.request.lora.lora_rank,
         "operations_begun": model.ledger.sequence.next - 1,
