@@ -65,6 +65,11 @@ class Environment:
     def python(self) -> Path:
         return self.bin / "python"
 
+    def compile(self) -> None:
+        """Write bytecode, as pip does where uv leaves it to the first run; a file may be for another Python."""
+        command = [self.python, "-m", "compileall", "-q", self.folder / "venv" / "lib"]
+        subprocess.run(command, stdout=subprocess.DEVNULL, timeout=240, check=False)
+
     def installed(self) -> set[str]:
         """Names of the distributions in it."""
         lines = run(UV, "pip", "freeze", "--python", self.python, cwd=self.folder).splitlines()
