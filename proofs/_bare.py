@@ -13,7 +13,8 @@ from typing import Any
 from lilo_definitions import get
 from lilo_engine.bench.client import datums
 from lilo_engine.bench.server import cpu_s
-from lilo_engine.bench.wire import Wire, WireModel
+from lilo_engine.bench.wire import Wire
+from lilo_engine.bench.wire_model import WireModel
 from lilo_engine.commands.backend import Backend, BackendConfig
 from lilo_engine.commands.command import Batch, WorkItem
 from lilo_engine.commands.discovery import find_backend

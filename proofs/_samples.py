@@ -11,7 +11,8 @@ from itertools import count
 from typing import Any
 
 from lilo_engine.bench.server import cpu_s
-from lilo_engine.bench.wire import Wire, WireModel, WireSampler
+from lilo_engine.bench.wire import Wire
+from lilo_engine.bench.wire_model import WireModel, WireSampler
 
 SAMPLES = 32
 TOKENS = 32

@@ -24,7 +24,8 @@ from lilo_engine.bench.client import (
 from lilo_engine.bench.scheduling import CALL_BYTES
 from lilo_engine.bench.serve import KEY
 from lilo_engine.bench.server import BenchServer, bench_server, cpu_s
-from lilo_engine.bench.wire import Wire, WireModel, held_polls
+from lilo_engine.bench.wire import Wire, held_polls
+from lilo_engine.bench.wire_model import WireModel
 
 LONG_TOKENS = 250_000
 LONG_REQUESTS = 128
