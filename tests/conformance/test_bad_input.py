@@ -355,3 +355,33 @@ def test_a_json_body_that_is_too_large_uses_up_its_number_wherever_that_stands(
     stepped = {"model_id": model_id, "seq_id": 3, "adam_params": {}}
     spoilt = fussy.finished(fussy.post("optim_step", stepped)).json()
     assert "number 1" in spoilt["error"], "a step uses no half of a batch"
+
+
+HUGE = 10**40
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"data": [1e300]}, "float32"),
+        ({"data": [HUGE]}, "float32"),
+        ({"data": [1], "shape": [HUGE]}, "shape"),
+        ({"data": [1], "shape": [-1, HUGE]}, "shape"),
+        ({"sparse_crow_indices": [0, HUGE], "sparse_col_indices": [0], "shape": [1, 1]}, "int64"),
+        ({"sparse_crow_indices": [0, 1], "sparse_col_indices": [-HUGE], "shape": [1, 1]}, "int64"),
+        ({"sparse_crow_indices": [0, 1], "sparse_col_indices": [0], "shape": [HUGE, 1]}, "weights"),
+    ],
+)
+def test_a_number_that_its_type_does_not_hold_is_refused_by_name(served, change, named):
+    weights = {"data": [1.0], "dtype": "float32", **change}
+    inputs = {"target_tokens": {"data": [1], "dtype": "int64"}, "weights": weights}
+    datum = {
+        "model_input": {"chunks": [{"type": "encoded_text", "tokens": [1]}]},
+        "loss_fn_inputs": inputs,
+    }
+    data = {"data": [datum], "loss_fn": "cross_entropy"}
+    body = {"model_id": served.model(), "seq_id": 1, "forward_backward_input": data}
+    refused = served.post("forward_backward", body)
+    assert refused.status_code == 400, refused.text
+    assert "weights" in refused.json()["detail"]
+    assert named in refused.json()["detail"]

@@ -6,7 +6,8 @@ Pure: what needs the definition or the records is passed in. The wire's `rank` b
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import cast
 
 import numpy as np
@@ -271,17 +272,27 @@ def _datum(wire: DatumBody, index: int) -> Datum:
 
 
 def _tensor(wire: TensorBody, what: str) -> Tensor:
-    try:
+    shape, data = wire.shape or [], b""
+    with _fits(what, wire.dtype):
         data = np.array(wire.data, dtype="<i8" if wire.dtype == "int64" else "<f4").tobytes()
-    except (OverflowError, ValueError) as error:
-        raise InvalidRequest(f"{what}: the numbers do not fit {wire.dtype} ({error})") from error
     if wire.sparse_crow_indices is None or wire.sparse_col_indices is None:
-        return tensors.from_dense(data, wire.dtype, wire.shape or [], what)
-    return tensors.from_csr(
-        data,
-        np.array(wire.sparse_crow_indices, dtype="<i8"),
-        np.array(wire.sparse_col_indices, dtype="<i8"),
-        dtype=wire.dtype,
-        shape=wire.shape or [],
-        what=what,
-    )
+        return tensors.from_dense(data, wire.dtype, shape, what)
+    with _fits(f"{what}, sparse indices", "int64"):
+        crow = np.array(wire.sparse_crow_indices, dtype="<i8")
+        col = np.array(wire.sparse_col_indices, dtype="<i8")
+        return tensors.from_csr(data, crow, col, dtype=wire.dtype, shape=shape, what=what)
+
+
+@contextmanager
+def _fits(what: str, dtype: str) -> Generator[None]:
+    """Numbers that a type does not hold are refused.
+
+    Raises:
+        InvalidRequest: naming the type.
+    """
+    try:
+        # Else a number beyond float32 would become infinite, with a warning on the server's console.
+        with np.errstate(over="raise"):
+            yield
+    except (OverflowError, ValueError, FloatingPointError) as error:
+        raise InvalidRequest(f"{what}: the numbers do not fit {dtype} ({error})") from error
