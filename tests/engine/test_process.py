@@ -99,7 +99,9 @@ async def test_killing_the_child_in_mid_command_names_the_signal_and_a_new_child
         assert state.backend.pid != pid
 
 
-async def test_a_trainer_that_is_not_there_is_told_at_once_and_in_one_sentence(build, tiny, running, launcher):
+async def test_a_trainer_that_is_not_there_is_told_at_once_and_in_one_sentence(
+    build, tiny, running, launcher
+):
     async with running(launcher=launcher(tiny, backend="nonesuch")) as rig:
         with anyio.fail_after(10):
             error = await rig.error(await rig.engine.create_model(build.model("m")))
