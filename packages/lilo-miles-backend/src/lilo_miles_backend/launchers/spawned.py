@@ -6,6 +6,7 @@ is killed, its end of the sockets closes and the rank ends by itself.
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import socket
@@ -16,6 +17,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+import psutil
 from lilo_engine.commands.backend import BackendConfig
 from lilo_engine.commands.child import describe_exit
 from lilo_engine.commands.connection import Connection
@@ -31,6 +33,7 @@ from lilo_miles_backend.launchers.member import LinkLost
 from lilo_miles_backend.launchers.rank_config import RankConfig
 from lilo_miles_backend.ranks.place import RankPlace
 
+_PREFIX = "lilo-ranks-"
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 """Ranks of one machine talk over it, whatever the hostname resolves to."""
 
@@ -42,7 +45,8 @@ def spawn_ranks(config: BackendConfig, settings: BackendSettings) -> DrivenRanks
         LiloError: they could not start; none is left.
         OSError: a process could not be started; none is left.
     """
-    folder = Path(tempfile.mkdtemp(prefix="lilo-ranks-"))
+    _sweep()
+    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
     members: list[SpawnedMember] = []
     world_size = config.definition.topology.world_size
     rendezvous = f"file://{folder / 'meet'}"
@@ -114,6 +118,14 @@ class SpawnedMember(CarriedMember):
         for connections in self._connections.values():
             for connection in connections:
                 connection.close()
+
+
+def _sweep() -> None:
+    """Remove the meeting places of drivers that were killed before they could."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
+        owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        if owner.isdecimal() and not psutil.pid_exists(int(owner)):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _socket_pairs(
