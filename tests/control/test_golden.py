@@ -110,7 +110,7 @@ async def test_an_old_database_is_brought_up_to_date_with_all_that_is_in_it(
     volume.mkdir()
     control = Control.of_front(records, LocalVolume(volume), time.time)
     session = await control.sessions.get(SESSION)
-    assert (session.display_name, session.tags) == ("caf\u00e9", ["a", "b"])
+    assert (session.display_name, session.tags) == ("\u00e9t\u00e9 1", ["a", "b"])
     assert session.user_metadata == {"note": 'quotes " and \u2014'}
     await control.sessions.touch(SESSION, 1790000200.0)
     run = await control.runs.get(RUN)

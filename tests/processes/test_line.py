@@ -13,7 +13,7 @@ from lilo_engine.control.engine_address import EngineAddress
 from lilo_engine.errors import BackendLost, Unavailable
 from lilo_engine.operations.operation import RequestId
 from lilo_engine.operations.result import Failed, Pending
-from lilo_engine.remote import client, line
+from lilo_engine.remote import client
 from lilo_engine.remote.client import RemoteEngine, RemoteSampling, RemoteView
 from lilo_engine.remote.line import Address, EngineAway, open_line
 
@@ -52,8 +52,7 @@ async def test_while_the_engine_is_away_futures_are_pending_and_at_last_fail(mon
         assert await RemoteView(away).metrics() == ""
 
 
-async def test_a_submission_to_an_engine_that_stays_away_is_to_be_tried_again(monkeypatch):
-    monkeypatch.setattr(line, "PATIENCE_S", 0.2)
+async def test_a_submission_to_an_engine_that_stays_away_is_to_be_tried_again():
     async with open_line(no_engine) as away:
         with pytest.raises(EngineAway, match="no engine runs"):
             await away.call("submit", patience_s=0.2)

@@ -27,7 +27,7 @@ ROWS = {
         "ended_s": None,
         "end_reason": None,
         "sdk_version": "0.38.0",
-        "display_name": "caf\u00e9",
+        "display_name": "\u00e9t\u00e9 1",
         "tags": ["a", "b"],
         "user_metadata": {"note": 'quotes " and \u2014'},
         "project_id": "p",

@@ -90,7 +90,7 @@ CREATE TABLE sessions (
 	user_metadata JSON NOT NULL, project_id VARCHAR, owner VARCHAR DEFAULT '' NOT NULL, 
 	PRIMARY KEY (session_id)
 );
-INSERT INTO "sessions" VALUES('5e551011-0000-4000-8000-000000000001',1790000000.25,1790000100.5,NULL,NULL,'0.38.0','café','["a", "b"]','{"note": "quotes \" and \u2014"}','p','ab12cd34');
+INSERT INTO "sessions" VALUES('5e551011-0000-4000-8000-000000000001',1790000000.25,1790000100.5,NULL,NULL,'0.38.0','été 1','["a", "b"]','{"note": "quotes \" and \u2014"}','p','ab12cd34');
 CREATE TABLE usage (
 	owner VARCHAR NOT NULL, 
 	day VARCHAR NOT NULL, 
@@ -102,8 +102,8 @@ CREATE TABLE usage (
 );
 INSERT INTO "usage" VALUES('ab12cd34','2026-09-21',1099511627776,5,6,7.5);
 CREATE INDEX ix_runs_session_id ON runs (session_id);
-CREATE INDEX ix_checkpoints_expires_s ON checkpoints (expires_s);
 CREATE INDEX ix_checkpoints_created_s ON checkpoints (created_s);
+CREATE INDEX ix_checkpoints_expires_s ON checkpoints (expires_s);
 CREATE INDEX ix_sampling_sessions_session_id ON sampling_sessions (session_id);
 CREATE INDEX ix_sessions_owner ON sessions (owner);
 CREATE INDEX ix_runs_owner ON runs (owner);
