@@ -12,6 +12,7 @@ import random
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -144,7 +145,11 @@ def described(proof: Proof, base_url: str, api_key: str) -> None:
     # The one call that waits for something that never comes would do so each time.
     command += ["--exclude-path", "/api/v1/retrieve_futures", "--no-color"]
     command += ["--max-examples", str(EXAMPLES), "--seed", "1", "--generation-database", "none"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
+    # It leaves notes where it runs.
+    with tempfile.TemporaryDirectory(prefix="lilo-proof-") as folder:
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, timeout=1800, check=False
+        )
     cases = re.search(r"(\d+) generated", done.stdout)
     found = re.findall(r"^(.*) failures?\b", done.stdout, re.M)
     if done.returncode:

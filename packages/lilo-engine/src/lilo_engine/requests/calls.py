@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from lilo_engine.requests import wire_answers as answers
 from lilo_engine.requests import wire_json as wire
+from lilo_engine.requests.wire_found import FoundSessions
 
 Model = type[BaseModel]
 _CHECKPOINT = "/training_runs/{run_id}/checkpoints/{kind}/{name}"
@@ -81,7 +82,7 @@ CALLS: tuple[Call, ...] = (
         "/sessions/search",
         "Sessions by what was said of them.",
         wire.SearchSessionsBody,
-        answers.FoundSessions,
+        FoundSessions,
     ),
     Call(
         method="put",

@@ -11,11 +11,13 @@ from typing import Any, Literal
 from pydantic import AwareDatetime, BaseModel, ConfigDict
 
 
-class _Answer(BaseModel):
+class Answer(BaseModel):
+    """What all have: nothing that is not described."""
+
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
 
-class Refusal(_Answer):
+class Refusal(Answer):
     """Every answer that is no success: what was wrong, what was expected, what to do."""
 
     detail: str
@@ -23,21 +25,21 @@ class Refusal(_Answer):
     """Stable: programs may act on it."""
 
 
-class Accepted(_Answer):
+class Accepted(Answer):
     """A future: ask `retrieve_future` for its result."""
 
     request_id: str
     model_id: str
 
 
-class SampleAccepted(_Answer):
+class SampleAccepted(Answer):
     """The future of a sample, and an id for each sequence of it."""
 
     request_id: str
     sample_sequence_ids: list[str]
 
 
-class TryAgain(_Answer):
+class TryAgain(Answer):
     """Not ready."""
 
     type: Literal["try_again"]
@@ -45,7 +47,7 @@ class TryAgain(_Answer):
     queue_state_reason: str | None = None
 
 
-class Failed(_Answer):
+class Failed(Answer):
     """A future that failed for good."""
 
     error: str
@@ -53,14 +55,14 @@ class Failed(_Answer):
     kind: str
 
 
-class Announced(_Answer):
+class Announced(Answer):
     """A result that is large: ask again without `allow_metadata_only`."""
 
     status: Literal["complete_metadata"]
     response_payload_size: int
 
 
-class Completion(_Answer):
+class Completion(Answer):
     """A sample that ended."""
 
     state: Literal["finished", "failed"]
@@ -68,27 +70,27 @@ class Completion(_Answer):
     response_payload_uncompressed_size: int | None = None
 
 
-class Completions(_Answer):
+class Completions(Answer):
     """Samples of one client that ended since its cursor."""
 
     completions: list[Completion]
     cursor: int
 
 
-class Joined(_Answer):
+class Joined(Answer):
     """A block of numbers for a copy of a sampling client."""
 
     type: Literal["join_sampling_session"]
     client_counter: int
 
 
-class Done(_Answer):
+class Done(Answer):
     """It was done."""
 
     status: str
 
 
-class Health(_Answer):
+class Health(Answer):
     """Whether a model could be created and sampled from now, with the last progress."""
 
     status: Literal["ok", "starting"]
@@ -97,7 +99,7 @@ class Health(_Answer):
     sampler: dict[str, Any] | None = None
 
 
-class ClientConfig(_Answer):
+class ClientConfig(Answer):
     """Flags for clients."""
 
     pjwt_auth_enabled: bool
@@ -106,13 +108,13 @@ class ClientConfig(_Answer):
     sample_join_sampling_session: bool
 
 
-class DynamicConfig(_Answer):
+class DynamicConfig(Answer):
     """Flags that may change."""
 
     sample_cancel_enabled: bool
 
 
-class SupportedModel(_Answer):
+class SupportedModel(Answer):
     """A base model."""
 
     model_name: str
@@ -121,32 +123,32 @@ class SupportedModel(_Answer):
     sampleable: bool
 
 
-class Capabilities(_Answer):
+class Capabilities(Answer):
     """What is served."""
 
     supported_models: list[SupportedModel]
 
 
-class SessionCreated(_Answer):
+class SessionCreated(Answer):
     """A new session."""
 
     type: Literal["create_session"]
     session_id: str
 
 
-class Beat(_Answer):
+class Beat(Answer):
     """The session lives."""
 
     type: Literal["session_heartbeat"]
 
 
-class SessionIds(_Answer):
+class SessionIds(Answer):
     """Sessions, newest first."""
 
     sessions: list[str]
 
 
-class SessionAnswer(_Answer):
+class SessionAnswer(Answer):
     """One session."""
 
     training_run_ids: list[str]
@@ -155,14 +157,14 @@ class SessionAnswer(_Answer):
     display_name: str | None
 
 
-class SamplingSessionCreated(_Answer):
+class SamplingSessionCreated(Answer):
     """A new sampling session."""
 
     type: Literal["create_sampling_session"]
     sampling_session_id: str
 
 
-class Sampler(_Answer):
+class Sampler(Answer):
     """What a sampling session samples from."""
 
     sampler_id: str
@@ -170,7 +172,7 @@ class Sampler(_Answer):
     model_path: str | None
 
 
-class ModelData(_Answer):
+class ModelData(Answer):
     """Of the base model."""
 
     arch: str
@@ -178,7 +180,7 @@ class ModelData(_Answer):
     tokenizer_id: str
 
 
-class ModelInfo(_Answer):
+class ModelInfo(Answer):
     """One model."""
 
     type: Literal["get_info"]
@@ -189,14 +191,14 @@ class ModelInfo(_Answer):
     model_data: ModelData
 
 
-class Unloaded(_Answer):
+class Unloaded(Answer):
     """A model that was ended."""
 
     type: Literal["unload_model"]
     model_id: str
 
 
-class CheckpointAnswer(_Answer):
+class CheckpointAnswer(Answer):
     """One published checkpoint."""
 
     checkpoint_id: str
@@ -209,7 +211,7 @@ class CheckpointAnswer(_Answer):
     expires_at: AwareDatetime | None
 
 
-class Cursor(_Answer):
+class Cursor(Answer):
     """Which page this is, and of how many entries."""
 
     offset: int
@@ -217,14 +219,14 @@ class Cursor(_Answer):
     total_count: int
 
 
-class CheckpointList(_Answer):
+class CheckpointList(Answer):
     """Checkpoints, newest first."""
 
     checkpoints: list[CheckpointAnswer]
     cursor: Cursor | None = None
 
 
-class RunAnswer(_Answer):
+class RunAnswer(Answer):
     """One training run."""
 
     training_run_id: str
@@ -239,14 +241,14 @@ class RunAnswer(_Answer):
     user_metadata: dict[str, str] | None
 
 
-class RunList(_Answer):
+class RunList(Answer):
     """Training runs, the one asked for most recently first."""
 
     training_runs: list[RunAnswer]
     cursor: Cursor
 
 
-class WeightsInfo(_Answer):
+class WeightsInfo(Answer):
     """What is needed to make a model for a checkpoint."""
 
     base_model: str
@@ -258,55 +260,27 @@ class WeightsInfo(_Answer):
     train_attn: bool
 
 
-class Lifetime(_Answer):
+class Lifetime(Answer):
     """When a checkpoint ends."""
 
     expires_at: AwareDatetime | None
 
 
-class WeightsUrls(_Answer):
+class WeightsUrls(Answer):
     """A link for each file of a PEFT folder."""
 
     urls: dict[str, str]
     expires: AwareDatetime
 
 
-class Copied(_Answer):
+class Copied(Answer):
     """Where the copy is."""
 
     tinker_path: str
 
 
-class TraceUrl(_Answer):
+class TraceUrl(Answer):
     """A link to a session's timeline."""
 
     status: Literal["ready"]
     url: str
-
-
-class FoundSession(_Answer):
-    """One session of a search."""
-
-    session_id: str
-    created_at: AwareDatetime
-    owner: str
-    project_id: str
-    status: dict[str, Any] | None
-    checkpoints_count: int
-    checkpoint_storage_bytes: int
-    display_name: str | None
-    user_metadata: dict[str, str]
-
-
-class NextPage(_Answer):
-    """Where the next page of a search starts."""
-
-    last_created_at: AwareDatetime
-    last_session_id: str
-
-
-class FoundSessions(_Answer):
-    """A page of a search, newest first."""
-
-    sessions: list[FoundSession]
-    next_cursor: NextPage | None
