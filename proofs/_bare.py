@@ -26,8 +26,8 @@ from lilo_engine.operations.tensor import Tensor
 ADAM = AdamParams(
     learning_rate=1e-4, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.0, grad_clip_norm=0.0
 )
-LONG_DATUMS, LONG_TOKENS = 128, 128
-"""A step of more than a second on one core."""
+LONG_ROWS, SHORT_ROWS = (16, 1000), (128, 128)
+"""Datums and tokens of steps of more than a second on one core; short ones cost the engine more for the same work."""
 _LONG_STEPS = 5
 _SHORT_STEPS = 15
 
@@ -109,9 +109,9 @@ class Overhead:
         return self.served.cpu_s / self.bare.cpu_s
 
 
-def overhead(bare: BareTrainer, server: LocalServer) -> Overhead:
-    """Long steps, in turns, so that whatever else the machine does meets both."""
-    batch, data = bare.batch(LONG_DATUMS, LONG_TOKENS), datums(LONG_DATUMS, LONG_TOKENS)
+def overhead(bare: BareTrainer, server: LocalServer, rows: tuple[int, int]) -> Overhead:
+    """Steps of these datums and tokens, in turns, so that whatever else the machine does meets both."""
+    batch, data = bare.batch(*rows), datums(*rows)
     took_bare: list[Took] = []
     took_served: list[Took] = []
     with Wire(server.base_url, server.api_key) as wire:

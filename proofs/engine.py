@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from _bare import bare_trainer, full_batch, overhead
+from _bare import LONG_ROWS, SHORT_ROWS, bare_trainer, full_batch, overhead
 from _proof import Proof, tiny_server
 from _samples import samples
 from lilo_definitions import get
@@ -139,10 +139,13 @@ def _served(proof: Proof) -> None:
         told = steps(server.base_url, server.pid, server.api_key)
         # Bit for bit as if each were alone, so that the trainer runs one after another.
         proof.figure("almost empty steps, all figures", told, "reported", True)
-        long = overhead(bare, server)
+        long = overhead(bare, server, LONG_ROWS)
         proof.at_least("a long step on the bare trainer, s", long.bare.wall_s, 1.0)
         proof.at_most("what the engine adds to it, share of the time", long.wall_share, 0.03)
         proof.at_most("CPU of front and engine, share of the trainer's", long.cpu_share, 0.03)
+        short = overhead(bare, server, SHORT_ROWS)
+        shares = {"time": short.wall_share, "cpu": short.cpu_share, "bare_s": short.bare.wall_s}
+        proof.figure("the same with rows of 128 tokens, shares", shares, "reported", True)
 
 
 if __name__ == "__main__":
