@@ -31,7 +31,7 @@ OURS = set(NAMES)
 ONLY_WITH_EXTRAS = {
     "lilo-volume": {"modal", "fsspec", "torch", "xxhash"},
     "lilo-definitions": set(),
-    "lilo-engine": {"modal", "psycopg", "matplotlib", "tinker"},
+    "lilo-engine": {"modal", "psycopg", "matplotlib", "tinker", "opentelemetry"},
     "lilo-miles-backend": set(),
 }
 """What a module of the package may miss where it is installed without extras."""
@@ -185,7 +185,12 @@ def test_no_module_imports_a_package_that_is_not_declared(member):
             assert distribution in allowed, f"{path}: {name} is not declared"
 
 
-DISTRIBUTIONS = {"google": "protobuf", "yaml": "pyyaml", "megatron": "megatron-core"}
+DISTRIBUTIONS = {
+    "google": "protobuf",
+    "yaml": "pyyaml",
+    "megatron": "megatron-core",
+    "opentelemetry": "opentelemetry-sdk",
+}
 """Import name -> distribution, where they differ beyond dashes."""
 GIVEN_BY_OTHERS = {"starlette", "pydantic-core"}
 """What a declared dependency is made of and hands out: FastAPI of Starlette, pydantic of its core."""
