@@ -5,11 +5,12 @@ Modal has two ways to ask: `modal.Cluster.from_context()` (current) and `modal.e
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from lilo_engine.errors import ServerError
+from lilo_engine.errors import InvalidRequest, ServerError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,21 @@ class Cluster:
 
 ALONE = Cluster(rank=0, addresses=("127.0.0.1",))
 """One container, which needs nobody's address."""
+
+
+def cluster_of_container(size: int) -> Cluster:
+    """The Modal cluster that this container is in.
+
+    Raises:
+        ImportError: the extra `modal` is not installed.
+        InvalidRequest: this is no container of a cluster.
+        ServerError: as `read_cluster`.
+    """
+    client = importlib.import_module("modal")
+    try:
+        return read_cluster(client, size)
+    except client.exception.Error as error:
+        raise InvalidRequest(f"this is no container of a Modal cluster: {error}") from error
 
 
 def read_cluster(client: object, size: int) -> Cluster:

@@ -18,7 +18,7 @@ from typing import Annotated
 
 import typer
 from lilo_engine.cluster.bring_up import RAY_PORT, BringUp, Devices, Limits
-from lilo_engine.cluster.membership import Cluster, read_cluster
+from lilo_engine.cluster.membership import Cluster, cluster_of_container
 from lilo_engine.cluster.network import check_private, own_address
 from lilo_engine.errors import InvalidRequest, LiloError
 
@@ -135,12 +135,7 @@ def _host_and_port(head: str) -> tuple[str, int]:
 
 
 def _of_provider(containers: int, *, wanted_head: bool) -> Cluster:
-    import modal  # an extra of lilo-engine
-
-    try:
-        cluster = read_cluster(modal, containers)
-    except modal.exception.Error as error:
-        raise InvalidRequest(f"this is no container of a Modal cluster: {error}") from error
+    cluster = cluster_of_container(containers)
     if cluster.is_head != wanted_head:
         command = "head" if cluster.is_head else "join"
         raise InvalidRequest(
