@@ -28,6 +28,18 @@ def _seeded() -> None:
         torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def _environment() -> Iterator[None]:
+    """What a program that a test runs in this process sets for its children is not set for the tests after it."""
+    before = dict(os.environ)
+    yield
+    for name in (os.environ.keys() | before.keys()) - {"PYTEST_CURRENT_TEST"}:
+        if name not in before:
+            del os.environ[name]
+        elif os.environ.get(name) != before[name]:
+            os.environ[name] = before[name]
+
+
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
     """The address of a PostgreSQL server."""
