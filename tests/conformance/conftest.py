@@ -158,3 +158,9 @@ def service(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[tinker.
     client = tinker.ServiceClient()
     yield client
     client.close("success").result(timeout=20)
+
+
+@pytest.fixture
+def rest(served: Served) -> tinker.RestClient:
+    """What the SDK asks without a session. Without an address it would ask the server that this process asked first."""
+    return tinker.RestClient(base_url=served.url, api_key=KEY)

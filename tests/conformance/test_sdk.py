@@ -64,19 +64,18 @@ def test_two_interleaved_clients_do_not_touch_each_other(service):
     assert loss_of(again) == expected
 
 
-def test_the_lora_shape_of_a_restored_model_comes_from_the_checkpoint(service):
+def test_the_lora_shape_of_a_restored_model_comes_from_the_checkpoint(service, rest):
     client = service.create_lora_training_client("tiny", rank=7, train_mlp=False).result(timeout=20)
     path = client.save_state("shape").result(timeout=20).path
     restored = service.create_training_client_from_state(path).result(timeout=20)
     assert restored.get_info().lora_rank == 7
-    info = tinker.RestClient().get_weights_info_by_tinker_path(path).result(timeout=20)
+    info = rest.get_weights_info_by_tinker_path(path).result(timeout=20)
     assert (info.train_attn, info.train_mlp, info.train_unembed) == (True, False, True)
 
 
-def test_runs_and_checkpoints_are_listed_and_deleted(service):
+def test_runs_and_checkpoints_are_listed_and_deleted(service, rest):
     client = trainer(service)
     path = client.save_state("gone", ttl_seconds=3600).result(timeout=20).path
-    rest = tinker.RestClient()
     run_id = client.get_info().model_id
     assert rest.get_training_run(run_id).result(timeout=20).lora_rank == 4
     assert run_id in [

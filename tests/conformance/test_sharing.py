@@ -38,11 +38,11 @@ def external(served, client: tinker.TrainingClient, seq_id: int, name: str = "ou
     return saved["path"]
 
 
-def test_weights_saved_for_download_are_fetched_by_links_that_need_no_key(served, service):
+def test_weights_saved_for_download_are_fetched_by_links_that_need_no_key(served, service, rest):
     client = trainer(service)
     path = external(served, client, 1)
     assert path.endswith("/external_weights/out")
-    found = tinker.RestClient().get_external_weights_urls(path).result(timeout=20)
+    found = rest.get_external_weights_urls(path).result(timeout=20)
     assert found.expires.timestamp() > time.time() + 3000
     for url in found.urls.values():
         assert httpx.get(url).status_code == 200
@@ -50,7 +50,7 @@ def test_weights_saved_for_download_are_fetched_by_links_that_need_no_key(served
         assert httpx.get(url.replace("expires=", "expires=9")).status_code == 401
         assert httpx.get(url.split("?")[0]).status_code == 401
         assert httpx.get(url.replace("/external_weights/", "/weights/")).status_code == 401
-    tinker.RestClient().delete_checkpoint_from_tinker_path(path).result(timeout=20)
+    rest.delete_checkpoint_from_tinker_path(path).result(timeout=20)
     assert {httpx.get(url).status_code for url in found.urls.values()} == {404}
 
 
@@ -62,10 +62,10 @@ def test_a_link_behind_a_proxy_that_ends_tls_has_the_address_that_its_client_use
     assert all(each.startswith("https://lilo.example.org/api/v1/") for each in urls.values())
 
 
-def test_a_link_ends_when_what_it_was_made_for_is_replaced(served, service):
+def test_a_link_ends_when_what_it_was_made_for_is_replaced(served, service, rest):
     client = trainer(service)
     path = external(served, client, 1)
-    old = tinker.RestClient().get_external_weights_urls(path).result(timeout=20).urls
+    old = rest.get_external_weights_urls(path).result(timeout=20).urls
     external(served, client, 2)
     assert {httpx.get(url).status_code for url in old.values()} == {404}
 
@@ -91,8 +91,8 @@ def test_encryption_is_refused_in_words_and_uses_up_its_number(served):
     ]
 
 
-def test_a_checkpoint_is_public_from_publish_to_unpublish(service):
-    client, rest = trainer(service), tinker.RestClient()
+def test_a_checkpoint_is_public_from_publish_to_unpublish(service, rest):
+    client = trainer(service)
     path = client.save_state("p").result(timeout=20).path
 
     def is_public() -> bool:
@@ -108,8 +108,8 @@ def test_a_checkpoint_is_public_from_publish_to_unpublish(service):
         rest.publish_checkpoint_from_tinker_path(f"{path}-not").result(timeout=20)
 
 
-def test_a_copy_is_a_checkpoint_of_its_own(service):
-    client, rest = trainer(service, seed=4), tinker.RestClient()
+def test_a_copy_is_a_checkpoint_of_its_own(service, rest):
+    client = trainer(service, seed=4)
     step(client)
     path = client.save_state("origin").result(timeout=20).path
     copied = rest.copy_weights(path, "elsewhere", ttl_seconds=3600).result(timeout=20)
@@ -137,8 +137,7 @@ def test_the_same_copy_again_is_the_same_checkpoint_and_another_one_is_refused(s
 
 
 @pytest.mark.filterwarnings("ignore::tinker.ExperimentalWarning")
-def test_sessions_are_found_by_what_their_clients_said_of_them(served, service):
-    rest = tinker.RestClient()
+def test_sessions_are_found_by_what_their_clients_said_of_them(served, service, rest):
     ids = [
         served.post(
             "create_session",
@@ -173,8 +172,8 @@ def test_sessions_are_found_by_what_their_clients_said_of_them(served, service):
         rest.assign_session_project("nobody", "x").result(timeout=20)
 
 
-def test_a_session_is_exported_as_a_timeline(service):
-    client, rest = trainer(service), tinker.RestClient()
+def test_a_session_is_exported_as_a_timeline(service, rest):
+    client = trainer(service)
     run_id = client.get_info().model_id
     client.save_state("mark").result(timeout=20)
     url = rest.export_session_trace(run_id.split(":train:")[0]).result(timeout=20)

@@ -27,6 +27,7 @@ from lilo_engine.requests.front import FrontSettings
 from lilo_engine.storage import open_checkpoints
 
 from tests.conformance.conftest import KEY, STRANGERS_KEY, Served
+from tests.conformance.conftest import rest as rest
 from tests.conformance.conftest import service as service
 from tests.processes import in_memory
 
