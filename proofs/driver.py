@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import psutil
-from _bare import Overhead, bare_trainer, overhead
+from _bare import LONG_ROWS, Overhead, bare_trainer, overhead
 from _proof import Proof, tiny_server
 from lilo_engine.commands.backend import BackendConfig
 from lilo_engine.operations.operation import ModelId
@@ -81,7 +81,7 @@ def long_steps(proof: Proof, ray: Cluster, folder: Path) -> None:
             with tiny_server() as server:
                 backend = _backend_of(server.pid)
                 before_s, started_s = sum(backend.cpu_times()[:2]), time.monotonic()
-                found: Overhead = overhead(bare, server)
+                found: Overhead = overhead(bare, server, LONG_ROWS)
                 driver_share = (sum(backend.cpu_times()[:2]) - before_s) / (
                     time.monotonic() - started_s
                 )
