@@ -24,7 +24,7 @@ class Elementwise(Protocol):
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x / rms(x) * weight over the last axis: Zhang and Sennrich, arXiv:1910.07467.
+        """Compute x / rms(x) * weight over the last axis: Zhang and Sennrich, arXiv:1910.07467.
 
         Args:
             x: [..., H].
@@ -43,7 +43,7 @@ class Elementwise(Protocol):
         ...
 
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """silu(gate) * up of a fused [T, gate | up], [T, F]: Shazeer, arXiv:2002.05202."""
+        """Compute silu(gate) * up of a fused [T, gate | up], [T, F]: Shazeer, arXiv:2002.05202."""
         ...
 
     def swiglu_backward_(self, gate_up: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
