@@ -23,7 +23,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,8 @@ WAIT_S = 3.0
 OBSERVE_LIMIT_S = 120.0
 GIVE_BACK_S = 15.0
 LATE_S = 5.0
+END_S = 5.0
+"""For the processes of a group to be gone after its error: Ray knows of an end a little before the kernel is done."""
 FREE = {"nodes": 2, "cpus": 2.0, "free_cpus": 2.0, "groups": 0, "actors": 0}
 """What a cluster of both hosts holds when nothing runs on it."""
 ALONE = {"nodes": 1, "cpus": 1.0, "free_cpus": 1.0, "groups": 0, "actors": 0}
@@ -268,10 +270,18 @@ def fails(
     """A running group fails at a step; its processes are gone by the time of the error."""
     pids = [info.pid for info in ranks.info()]
     bench.fails(name, limit_s, lambda: ranks.train(fault_step(fault)), told)
-    left = [pid for pid in pids if psutil.pid_exists(pid)]
     if held is None:
+        left = _left(pids)
         bench.proof.equal(f"{name}: ranks left", left, [])
     bench.gives_back(name, held or FREE)
+
+
+def _left(pids: Sequence[int]) -> list[int]:
+    """Those of the processes that live on. One that was killed needs a moment to be gone."""
+    end_s = time.monotonic() + END_S
+    while (left := [pid for pid in pids if psutil.pid_exists(pid)]) and time.monotonic() < end_s:
+        time.sleep(0.05)
+    return left
 
 
 def fault_step(words: str) -> StepOptimizer:

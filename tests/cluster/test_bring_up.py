@@ -147,6 +147,28 @@ def test_a_worker_that_is_asked_to_stop_leaves_a_head_that_runs(head):
     assert ray.stopped == 1
 
 
+def test_a_worker_whose_ray_dies_soon_after_it_joined_says_so_and_does_not_join_again(head):
+    ray = Ray()
+    cluster = Cluster(rank=1, addresses=("127.0.0.1", "127.0.0.2"))
+    joined = []
+
+    class Dying(Running):
+        def has_started(self):
+            return True
+
+        def exit_code(self):
+            return 137 if joined else None
+
+    def start(command, environment):
+        ray.ran.append(list(command))
+        return Dying(ray, None)
+
+    worker = BringUp(cluster=cluster, start=start, limits=QUICK, port=head.getsockname()[1])
+    with pytest.raises(ServerError, match="code 137.* join again"):
+        worker.lend(joined=lambda: joined.append(True))
+    assert len(ray.ran) == 1
+
+
 def test_a_worker_that_no_head_takes_names_its_tries(head):
     cluster = Cluster(rank=1, addresses=("127.0.0.1", "127.0.0.2"))
     worker = BringUp(

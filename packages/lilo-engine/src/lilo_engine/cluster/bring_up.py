@@ -43,8 +43,6 @@ class Limits:
     """Looks in a row that fail before the head counts as gone: one lost packet must not end a run."""
     connect_s: float = 1.0
     """For one look."""
-    settle_s: float = 60.0
-    """A `ray start` that ends sooner has not joined, and is tried again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +205,7 @@ class BringUp:
         )
 
     def _lend_once(self, joined: Callable[[], None], stopped: Callable[[], bool]) -> bool:
-        """Join and idle; whether it was over in order. `ray start` ends by itself when the head does not take it."""
+        """Join and idle; whether it was over in order; False: the head did not take it, and `ray start` ended by itself."""
         started, told, misses = time.monotonic(), False, 0
         ray = self._start(join_command(self.cluster, self.port, self.devices))
         try:
@@ -215,15 +213,15 @@ class BringUp:
                 time.sleep(self.limits.look_s)
                 lived_s = time.monotonic() - started
                 misses = 0 if self._head_answers() else misses + 1
-                code = ray.exit_code()
+                code, has_joined = ray.exit_code(), ray.has_started()
                 if code is not None and misses == 0:
-                    if lived_s < self.limits.settle_s:
+                    if not has_joined:
                         return False
                     raise ServerError(
                         f"Ray ended on machine {self.cluster.rank} with code {code} after {lived_s:.0f} s while the "
                         "head still runs; it was taken for lost, or killed: join again"
                     )
-                if not told and ray.has_started():
+                if has_joined and not told:
                     told = True
                     joined()
             _log.info("the head is gone; machine %d ends", self.cluster.rank)

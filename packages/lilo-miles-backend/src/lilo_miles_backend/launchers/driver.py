@@ -30,6 +30,7 @@ from lilo_miles_backend.launchers.agreement import check_agreement
 from lilo_miles_backend.launchers.answers import Answer, Disagreement, any_refused, settle
 from lilo_miles_backend.launchers.first_cause import (
     Evidence,
+    Weight,
     first_cause,
     of_end,
     of_fault,
@@ -55,6 +56,9 @@ BEAT_S = 1.0
 """Between two questions for progress."""
 GATHER_S = 1.0
 """After a failure that another one may have caused: how long evidence of that one is waited for."""
+GATHER_PEER_S = 6.0
+"""The same where all that is known is that a peer went away: a machine that died with its rank is told of by Ray's health
+checks alone, some 4 s later."""
 LOOK_S = 0.05
 """Between looks for such evidence."""
 END_LIMIT_S = 4.0
@@ -254,7 +258,8 @@ class DrivenRanks:
 
     def _fail(self, command: object, faults: list[Evidence]) -> BackendLost:
         """Lose the group for the first cause of what is known, and of what is learned in a moment."""
-        end_s = time.monotonic() + GATHER_S
+        only_peers = all(one.weight is Weight.PEER for one in faults)
+        end_s = time.monotonic() + (GATHER_PEER_S if only_peers else GATHER_S)
         while not any(one.is_primary for one in faults) and time.monotonic() < end_s:
             if self._cause is not None:  # another command knew more
                 return self._lose("")
