@@ -164,7 +164,7 @@ def test_a_worker_whose_ray_dies_soon_after_it_joined_says_so_and_does_not_join_
         return Dying(ray, None)
 
     worker = BringUp(cluster=cluster, start=start, limits=QUICK, port=head.getsockname()[1])
-    with pytest.raises(ServerError, match="code 137.* join again"):
+    with pytest.raises(ServerError, match=r"code 137.* join again"):
         worker.lend(joined=lambda: joined.append(True))
     assert len(ray.ran) == 1
 
