@@ -76,7 +76,7 @@ def _section(load: Load, name: str) -> dict[str, Any]:
     machine, server, driver = machine_cpu(), tree_cpu(pid), time.process_time()
     started = time.perf_counter()
     try:
-        result = SECTIONS[name](load)
+        result: dict[str, Any] = SECTIONS[name](load)
     except Exception as error:  # the other sections still tell something
         traceback.print_exc()
         result = {"error": f"{type(error).__name__}: {str(error)[:400]}"}

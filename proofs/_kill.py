@@ -124,7 +124,11 @@ def fork(action: Callable[[Callable[[dict], None]], None]) -> tuple[int, int]:
     code = 1
     try:
         os.close(reading)
-        action(lambda told: os.write(writing, json.dumps(told).encode() + b"\n") and None)
+
+        def tell(told: dict) -> None:
+            os.write(writing, json.dumps(told).encode() + b"\n")
+
+        action(tell)
         code = 0
     except BaseException:
         traceback.print_exc()

@@ -166,7 +166,7 @@ def steps(row: Row, ranks: World) -> list[AdapterState]:
         model_id = f"r{lora_rank}"
         ranks.create(model_id, ref.spec(lora_rank))
         # Reading a state compares what several ranks hold, bit for bit.
-        start = ranks.state(model_id)
+        start = end = ranks.state(model_id)
         gradients: list[dict[str, torch.Tensor]] = []
         for step in range(STEPS):
             rng = np.random.default_rng(step)

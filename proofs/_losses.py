@@ -6,8 +6,9 @@ p is the trainer's logprob of a target, q the `logprobs` input, A the advantage,
 from __future__ import annotations
 
 import numpy as np
+from tinker.types import LossFnType
 
-CONFIG: dict[str, dict[str, float]] = {
+CONFIG: dict[LossFnType, dict[str, float]] = {
     "cross_entropy": {},
     "importance_sampling": {},
     "ppo": {"clip_low_threshold": 0.9, "clip_high_threshold": 1.1},
@@ -18,7 +19,7 @@ CONFIG: dict[str, dict[str, float]] = {
 """Every loss, with a configuration under which something is clipped."""
 
 
-def inputs_of(name: str, row: list[float]) -> dict[str, list[float]]:
+def inputs_of(name: LossFnType, row: list[float]) -> dict[str, list[float]]:
     """Inputs of one datum whose logprobs are `row`: q beside p, advantages of both signs."""
     position = np.arange(len(row))
     if name == "cross_entropy":
@@ -32,7 +33,7 @@ def inputs_of(name: str, row: list[float]) -> dict[str, list[float]]:
     return columns
 
 
-def expected_loss(name: str, p: np.ndarray, columns: dict[str, list[float]]) -> float:
+def expected_loss(name: LossFnType, p: np.ndarray, columns: dict[str, list[float]]) -> float:
     """The loss of one datum."""
     config = CONFIG[name]
     given = {

@@ -5,12 +5,13 @@ Trains, passes forward only, saves, samples, restores with and without optimizer
 
 import json
 import sys
+from typing import Any
 
 import tinker
 from tinker import types
 
 
-def wait(value):
+def wait(value: Any) -> Any:
     """What a call gives, whether the SDK returns it, a future of it, or a future of a future."""
     while hasattr(value, "result"):
         value = value.result(timeout=60)

@@ -148,7 +148,12 @@ def raw_cases(proof: Proof, server: LocalServer) -> None:
         _reused_number(proof, http, post, model | {"model_seq_id": 1})
 
 
-def _reused_number(proof: Proof, http: httpx.Client, post: Any, model: dict[str, Any]) -> None:
+def _reused_number(
+    proof: Proof,
+    http: httpx.Client,
+    post: Callable[..., tuple[str | None, float]],
+    model: dict[str, Any],
+) -> None:
     """A number that comes again with another payload is refused; with the same one it is the same request."""
     error, _ = _final(http, "/create_model", model | {"lora_config": {"rank": 8}})
     proof.equal("a model of our own", error, None)
@@ -171,10 +176,11 @@ def _final(http: httpx.Client, path: str, body: dict[str, Any]) -> tuple[str | N
         if answer.status_code >= 400:
             raise ValueError(f"{answer.status_code} {answer.text}")
         request = {"request_id": answer.json()["request_id"], "allow_metadata_only": False}
-        for _ in range(4):
-            result = http.post("/retrieve_future", json=request)
+        result = http.post("/retrieve_future", json=request)
+        for _ in range(3):
             if result.status_code != 408:
                 break
+            result = http.post("/retrieve_future", json=request)
         if result.status_code >= 400 or "error" in result.json():
             raise ValueError(f"{result.status_code} {result.text}")
 

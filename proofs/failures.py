@@ -113,15 +113,18 @@ class Bench:
     ray: Cluster
     folder: Path
 
-    def start(self, definition: Definition | None = None, **settings: float) -> DrivenRanks:
+    def start(
+        self, definition: Definition | None = None, cluster_wait_s: float = 60.0
+    ) -> DrivenRanks:
         """A group of real ranks, one on each host."""
         config = BackendConfig(
             definition=definition or over_two(),
             checkpoints_root=str(self.folder / "checkpoints"),
             epoch=1,
         )
-        given = {"rank_silence_s": SILENCE_S, "cluster_wait_s": 60.0, **settings}
-        found = BackendSettings(rank_class=RANK, **given)
+        found = BackendSettings(
+            rank_class=RANK, rank_silence_s=SILENCE_S, cluster_wait_s=cluster_wait_s
+        )
         return start_ray_ranks(config, found, self.ray.address)
 
     def case(self, name: str, limit_s: float, call: Callable[[], Any], *, told: str) -> None:

@@ -21,6 +21,7 @@ import torch
 from _proof import Proof
 from lilo_definitions import get
 from lilo_engine.commands.command import Destination
+from lilo_engine.operations.operation import ModelId
 from transformers.utils.logging import disable_progress_bar
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -38,7 +39,7 @@ GRADIENTS = 1e-5
 ADAMW = 1e-6
 EXPORT = 1e-4
 LENGTHS = (1, 2, 17, 128, 17)
-MODEL = "proof"
+MODEL = ModelId("proof")
 BEGIN, END = "<!-- parity table: make prove-parity -->", "<!-- end of the parity table -->"
 
 

@@ -23,6 +23,7 @@ import torch
 from _proof import Proof, medians_of
 from lilo_definitions import ARCHITECTURES, Definition, architecture_of
 from lilo_definitions.planner import Job, make_plan
+from lilo_engine.operations.operation import ModelId
 from torch.profiler import ProfilerActivity, profile
 from transformers.utils.logging import disable_progress_bar
 
@@ -143,13 +144,13 @@ def _random_model(folder: Path, *, hidden: int, layers: int, vocab: int, tokens:
 
 def _peak_of_a_step(definition: Definition, rows: int, length: int, root: Path) -> int:
     """Most bytes that torch had allocated at once in this process's trainer."""
-    rng = np.random.default_rng(0)
+    rng, model_id = np.random.default_rng(0), ModelId("m")
     data = [ref.datum(length, rng, vocab=definition.model.vocab_size) for _ in range(rows)]
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         backend = ref.start(definition, root)
-        backend.create_adapter("m", ref.spec(definition.lora.max_rank))
-        (output,) = ref.run(backend, ref.item("m", data))
-        backend.optim_step("m", ref.ADAM)
+        backend.create_adapter(model_id, ref.spec(definition.lora.max_rank))
+        (output,) = ref.run(backend, ref.item(model_id, data))
+        backend.optim_step(model_id, ref.ADAM)
     backend.close()
     assert output.error is None, output.error
     trace = root / "trace.json.gz"

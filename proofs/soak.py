@@ -9,7 +9,7 @@ import signal
 import statistics
 import time
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
 
 import anyio
@@ -118,7 +118,7 @@ class _Soak:
                 await self.sample(model, saved["sampling_session_id"])
         await model.heartbeat()
 
-    async def save(self, model: BenchModel, path: str, body: dict[str, object]) -> dict | None:
+    async def save(self, model: BenchModel, path: str, body: Mapping[str, object]) -> dict | None:
         request_id = await self.submit("persist", model.submit_json(path, body))
         return await self.result(model, "persist", request_id)
 

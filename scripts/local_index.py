@@ -55,7 +55,7 @@ class LocalIndex:
                 if self.command != "HEAD":
                     self.wfile.write(content)
 
-            def log_message(self, *_: object) -> None:
+            def log_message(self, format: str, *args: object) -> None:
                 """Say nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

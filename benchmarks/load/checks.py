@@ -25,7 +25,7 @@ def run(load: Load) -> dict[str, Any]:
     for name in asked:
         started = time.perf_counter()
         try:
-            verdict = CHECKS[name](load, data)
+            verdict: dict[str, Any] = CHECKS[name](load, data)
         except Exception as error:  # one failed check must not hide the others
             verdict = {"error": f"{type(error).__name__}: {str(error)[:300]}"}
         verdict["s"] = round(time.perf_counter() - started, 2)

@@ -113,7 +113,7 @@ class Load:
     @staticmethod
     def tokens_of(datum: types.Datum) -> list[int]:
         """The tokens that `supervised` was given."""
-        tokens = [token for chunk in datum.model_input.chunks for token in chunk.tokens]
+        tokens = datum.model_input.to_ints()
         return [*tokens, int(values(datum.loss_fn_inputs["target_tokens"])[-1])]
 
     # ---- calls

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 
 def make_model(folder: Path, seed: int = 0) -> None:
@@ -27,6 +28,9 @@ def make_model(folder: Path, seed: int = 0) -> None:
     fast.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
     fast.save_pretrained(folder)
     torch.manual_seed(seed)
+    special: dict[str, Any] = {
+        f"{name}_token_id": getattr(fast, f"{name}_token_id") for name in ("bos", "eos", "pad")
+    }
     config = Qwen3Config(
         vocab_size=512,
         hidden_size=128,
@@ -37,11 +41,9 @@ def make_model(folder: Path, seed: int = 0) -> None:
         head_dim=32,
         max_position_embeddings=4096,
         tie_word_embeddings=False,
-        bos_token_id=fast.bos_token_id,
-        eos_token_id=fast.eos_token_id,
-        pad_token_id=fast.pad_token_id,
+        **special,
     )
-    model = Qwen3ForCausalLM(config).to(torch.float32)
+    model = Qwen3ForCausalLM(config).float()
     model.config.dtype = torch.float32
     model.save_pretrained(folder, safe_serialization=True)
     count = sum(parameter.numel() for parameter in model.parameters())

@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import statistics
 from pathlib import Path
+from typing import Any
 
 try:
     import psutil
 except ImportError:  # the driver needs nothing but the SDK
-    psutil = None
+    psutil: Any = None
 
 
 def percentile(values: list[float], share: float) -> float:
