@@ -1,7 +1,7 @@
 """Adapter: one model's LoRA factors, their gradients and Adam's moments, and how they come and go as AdapterState.
 
-Four flat float32 buffers of equal layout (weights, gradients, two moments) hold everything; the factors of each site
-are views. So a step, a norm, a capture or a later all-reduce is one operation over one buffer, whatever the number of
+Four flat float32 buffers of equal layout (weights, gradients, two moments) hold everything, and where the model computes
+in another dtype a fifth holds the weights in it; the factors of each site are views. So a step, a norm, a capture or a later all-reduce is one operation over one buffer, whatever the number of
 modules, and an adapter that does not exist costs nothing.
 """
 
@@ -30,6 +30,8 @@ class Adapter:
         sites: Sequence[LoraSite],
         device: torch.device,
         tp: Axis = ALONE,
+        *,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         """Fresh weights: A drawn from (seed, module name) alone, B zero.
 
@@ -38,6 +40,7 @@ class Adapter:
             sites: of the groups that the spec trains.
             device: where the buffers live.
             tp: the ranks that hold the other parts of the factors.
+            dtype: what the model computes in.
         """
         assert spec.seed is not None, "the driver draws a seed before the ranks see the spec"
         assert sites, "an adapter trains at least one module"
@@ -53,6 +56,12 @@ class Adapter:
         self.gradients = torch.zeros(count, device=device)
         self.exp_avg = torch.zeros(count, device=device)
         self.exp_avg_sq = torch.zeros(count, device=device)
+        self._computed = (
+            self.weights
+            if dtype == torch.float32
+            else torch.zeros(count, dtype=dtype, device=device)
+        )
+        self._computed_version = -1
         self.factors = self._factors(sites)
         self._draw(spec.seed)
 
@@ -73,6 +82,16 @@ class Adapter:
     def num_replicated(self) -> int:
         """How many of a buffer's first elements are factors that every tensor-parallel rank holds whole."""
         return sum(math.prod(part.shape) for part in self._shards.values() if part.dim is None)
+
+    def refresh(self) -> None:
+        """Bring the copies that products are computed with up to date, if the weights changed since the last time.
+
+        torch counts every write into a tensor, through whichever view: so nobody who writes has to say so.
+        """
+        version = self.weights._version
+        if self._computed is not self.weights and self._computed_version != version:
+            self._computed.copy_(self.weights)
+            self._computed_version = version
 
     def drop_gradients(self) -> None:
         """Start a new window."""
@@ -115,16 +134,17 @@ class Adapter:
         return self._sizes
 
     def _factors(self, sites: Sequence[LoraSite]) -> dict[str, Factors]:
-        weights, gradients = self.named(self.weights), self.named(self.gradients)
+        weights, gradients = self.named(self._computed), self.named(self.gradients)
         factors: dict[str, Factors] = {}
         for site in sites:
             names = [module.name for module in site.modules]
             factors[site.name] = Factors(
                 scale=self.spec.alpha / self.spec.lora_rank,
-                a=_stacked(weights, names),
-                grad_a=_stacked(gradients, names),
-                b=tuple(weights[f"{name}.lora_B"] for name in names),
-                grad_b=tuple(gradients[f"{name}.lora_B"] for name in names),
+                lora_rank=self.spec.lora_rank,
+                a=_stacked([weights[f"{name}.lora_A"] for name in names]),
+                b=_stacked([weights[f"{name}.lora_B"] for name in names]),
+                grad_a=_stacked([gradients[f"{name}.lora_A"] for name in names]),
+                grad_b=_stacked([gradients[f"{name}.lora_B"] for name in names]),
             )
         return factors
 
@@ -149,10 +169,9 @@ def initial_a(seed: int, module: str, size: tuple[int, ...]) -> torch.Tensor:
     return torch.empty(size).uniform_(-bound, bound, generator=generator)
 
 
-def _stacked(named: Mapping[str, torch.Tensor], names: Sequence[str]) -> torch.Tensor:
-    """The A's of one site as one view [k * r, in]: they lie next to each other in the buffer."""
-    first = named[f"{names[0]}.lora_A"]
-    rows = first.shape[0] * len(names)
+def _stacked(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The A's or B's of one site as one view: they lie next to each other in the buffer, in the modules' order."""
+    first, rows = parts[0], sum(part.shape[0] for part in parts)
     return first.as_strided((rows, first.shape[1]), first.stride())
 
 

@@ -110,8 +110,8 @@ def _logits(hidden_CH: torch.Tensor, head: Head) -> tuple[torch.Tensor, torch.Te
     logits = (hidden_CH @ head.weight_VH.t()).float()
     if head.factors is None:
         return logits, None
-    h_Cr = hidden_CH.float() @ head.factors.a.t()
-    return logits.addmm_(h_Cr, head.factors.b[0].t(), alpha=head.factors.scale), h_Cr
+    h_Cr = hidden_CH.float() @ head.factors.a.float().t()
+    return logits.addmm_(h_Cr, head.factors.b.float().t(), alpha=head.factors.scale), h_Cr
 
 
 def _backward_chunk(
@@ -122,7 +122,7 @@ def _backward_chunk(
     if head.factors is None or h_Cr is None:
         return grad_hidden
     factors = head.factors
-    factors.grad_b[0].addmm_(grad_CV.t(), h_Cr, alpha=factors.scale)
-    grad_h = (grad_CV @ factors.b[0]).mul_(factors.scale)
+    factors.grad_b.addmm_(grad_CV.t(), h_Cr, alpha=factors.scale)
+    grad_h = (grad_CV @ factors.b.float()).mul_(factors.scale)
     factors.grad_a.addmm_(grad_h.t(), hidden_CH.float())
-    return grad_hidden.add_((grad_h @ factors.a).to(grad_hidden.dtype))
+    return grad_hidden.add_((grad_h @ factors.a.float()).to(grad_hidden.dtype))

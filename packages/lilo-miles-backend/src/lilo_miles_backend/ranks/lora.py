@@ -21,15 +21,23 @@ from lilo_miles_backend.ranks.sites import Cut, LoraSite, Split
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factors:
-    """One adapter's numbers at one site, as far as this rank holds them: float32 views into its flat buffers."""
+    """One adapter's numbers at one site, as far as this rank holds them: contiguous views into its flat buffers.
+
+    Products are computed in the model's dtype, with copies of the weights that are made once per step (`Adapter.refresh`);
+    gradients are float32.
+    """
 
     scale: float
+    """alpha / lora_rank."""
+    lora_rank: int
     a: torch.Tensor
-    """[k * r, I]."""
+    """[k * r, I]: the k modules one after another."""
+    b: torch.Tensor
+    """[O, r], likewise."""
     grad_a: torch.Tensor
-    b: tuple[torch.Tensor, ...]
-    """k times [out, r]."""
-    grad_b: tuple[torch.Tensor, ...]
+    """[k * r, I]."""
+    grad_b: torch.Tensor
+    """[O, r]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +142,9 @@ def _whole_grad(
 def _add(y: torch.Tensor, x: torch.Tensor, factors: Factors, split: Split) -> torch.Tensor:
     """Add to y [T, O] in place; A's products [T, k * r]."""
     h = x @ factors.a.to(x.dtype).t()
-    for part, h_i, b in zip(split(y), _columns(h, factors), factors.b, strict=True):
+    parts = split(y)
+    bs = _rows(factors.b, parts)
+    for part, h_i, b in zip(parts, _columns(h, factors), bs, strict=True):
         _add_product(part, h_i, b.to(x.dtype).t(), factors.scale)
     return h
 
@@ -145,9 +155,9 @@ def _back(
     """Add to the factors' gradients; the gradient of A's products, scaled."""
     grad_h = torch.empty_like(h)
     columns = zip(_columns(h, factors), _columns(grad_h, factors), strict=True)
-    for part, (h_i, grad_h_i), b, grad_b in zip(
-        split(grad), columns, factors.b, factors.grad_b, strict=True
-    ):
+    parts = split(grad)
+    bs, grad_bs = _rows(factors.b, parts), _rows(factors.grad_b, parts)
+    for part, (h_i, grad_h_i), b, grad_b in zip(parts, columns, bs, grad_bs, strict=True):
         flat = part.reshape(h.shape[0], -1)
         torch.mm(flat, b.to(flat.dtype), out=grad_h_i)
         _accumulate(grad_b, flat.t(), h_i, factors.scale)
@@ -157,7 +167,11 @@ def _back(
 
 
 def _columns(h: torch.Tensor, factors: Factors) -> tuple[torch.Tensor, ...]:
-    return (h,) if len(factors.b) == 1 else h.chunk(len(factors.b), 1)
+    return h.split(factors.lora_rank, 1)
+
+
+def _rows(b: torch.Tensor, parts: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    return b.split([part[0].numel() for part in parts])
 
 
 def _add_product(

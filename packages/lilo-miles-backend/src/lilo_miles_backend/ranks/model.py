@@ -23,6 +23,7 @@ from lilo_miles_backend.ranks.alignment import Alignment
 from lilo_miles_backend.ranks.attention import CausalAttention, PackedRows, Rotary, Running
 from lilo_miles_backend.ranks.collectives import Axis
 from lilo_miles_backend.ranks.device import Device
+from lilo_miles_backend.ranks.dtype import compute_dtype
 from lilo_miles_backend.ranks.elementwise import RMSNorm, SwiGLU
 from lilo_miles_backend.ranks.logprobs import Head
 from lilo_miles_backend.ranks.lora import LoraLinear, Segment
@@ -37,8 +38,6 @@ from lilo_miles_backend.ranks.parallel import Parallel
 from lilo_miles_backend.ranks.sites import HEAD_SITE, LoraSite, lora_sites
 from lilo_miles_backend.ranks.stream import Stream
 from lilo_miles_backend.ranks.weights import load_weights, vocabulary_rows
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class BaseModel:
@@ -89,6 +88,8 @@ class BaseModel:
         Args:
             adapters: with the tokens of the microbatch, flattened in the model's order, that each acts on.
         """
+        for adapter, _ in adapters:
+            adapter.refresh()
         for linear in self._linears:
             linear.segments = tuple(
                 Segment(factors=adapter.factors[linear.site], tokens=tokens)
@@ -163,7 +164,7 @@ def _build(
         max_positions=definition.context + alignment.multiple,  # the longest row, padded
         device=device.torch_device,
     )
-    config = _config(shape, parallel, _DTYPES[definition.dtype])
+    config = _config(shape, parallel, compute_dtype(definition))
 
     def attention(**given: Any) -> CausalAttention:  # noqa: ANN401 - Megatron's own keywords
         return CausalAttention(rotary=rotary, running=running, cp=parallel.cp, **given)

@@ -15,6 +15,7 @@ from lilo_engine.operations.operation import LoraSpec, ModelId
 from lilo_miles_backend.adapter_state import AdapterState
 from lilo_miles_backend.ranks.adapter import Adapter
 from lilo_miles_backend.ranks.collectives import ALONE, Axis
+from lilo_miles_backend.ranks.dtype import compute_dtype
 from lilo_miles_backend.ranks.sites import LoraSite, factor_shards
 from lilo_miles_backend.shards import FactorShard
 
@@ -66,7 +67,13 @@ class Residents:
             raise Saturated(
                 f"all {self._definition.lora.slots} adapter slots are taken; unload a model or wait until one is idle"
             )
-        adapter = Adapter(spec, self._sites_of(spec), self._device, self._tp)
+        adapter = Adapter(
+            spec,
+            self._sites_of(spec),
+            self._device,
+            self._tp,
+            dtype=compute_dtype(self._definition),
+        )
         self._held[model_id] = _Resident(asked=asked, adapter=adapter)
 
     def shards_of(self, spec: LoraSpec) -> Mapping[str, FactorShard]:
