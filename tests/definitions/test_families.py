@@ -263,19 +263,26 @@ def test_what_raw_miles_cannot_match_is_refused(changes):
 
 @pytest.mark.parametrize("name", ["tiny", "qwen3_0_6b", "qwen3_8b"])
 def test_adapters_have_the_parameters_that_the_trainer_gives_them(name):
-    from lilo_miles_backend.qwen3.shape import ModelShape
+    from lilo_miles_backend.families.shape import ModelShape
     from lilo_miles_backend.ranks.sites import lora_sites
 
     one = Job.of(lilo_definitions.get(name))
     model = one.architecture
-    shape = ModelShape.model_construct(
+    shape = ModelShape(
+        family=model.family,
         vocab_size=model.vocab,
         hidden_size=model.hidden,
         intermediate_size=model.inner,
-        num_hidden_layers=model.layers,
+        layers=("softmax",) * model.layers,
         num_attention_heads=model.heads,
         num_key_value_heads=model.kv_heads,
         head_dim=model.head_dim,
+        rms_norm_eps=1e-6,
+        max_position_embeddings=model.context,
+        tie_word_embeddings=model.tied,
+        rope_theta=1e6,
+        rotary_dim=model.head_dim,
+        qk_norm=model.qk_norm,
     )
     modules = [m for site in lora_sites(shape) if site.group in one.targets for m in site.modules]
     trained = sum(one.lora_rank * (m.in_features + m.out_features) for m in modules)

@@ -94,7 +94,7 @@ def test_each_rank_freezes_a_share_and_together_they_freeze_each_part_once(state
         names = share_of(shards, everybody=(rank, world), peers=(rank // tp, replicas))
         sizes.append(sum(shards[n].shape[0] * shards[n].shape[1] for n in names))
         for name in names:
-            place = (name, shards[name].start if shards[name].dim is not None else -1)
+            place = (name, shards[name].ranges)
             seen[place] = seen.get(place, 0) + 1
     assert set(seen.values()) == {1}
     assert sum(sizes) == sum(tensor.numel() for tensor in state.weights.values())

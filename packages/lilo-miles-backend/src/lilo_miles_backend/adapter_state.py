@@ -92,7 +92,7 @@ def assemble(parts: Sequence[AdapterState]) -> AdapterState:
 
 def uncovered(name: str, full: tuple[int, int], held: Iterable[FactorShard]) -> str | None:
     """What of a tensor nobody holds, in words; None if all of it is there. Pure."""
-    blocks = sorted({(s.offsets, s.shape) for s in held if s.shape[0] and s.shape[1]})
+    blocks = sorted({(block.offsets, block.shape) for part in held for block in part.blocks})
     if (total := sum(shape[0] * shape[1] for _, shape in blocks)) == full[0] * full[1]:
         return None
     where = ", ".join(f"{list(shape)} at {list(offsets)}" for offsets, shape in blocks) or "nothing"

@@ -172,7 +172,7 @@ def _shard_of(data: TensorWriteData) -> FactorShard:
     dim = 0 if data.chunk.sizes[1] == columns else 1
     start = (top, left)[dim]
     return FactorShard(
-        full=(rows, columns), dim=dim, start=start, stop=start + data.chunk.sizes[dim]
+        full=(rows, columns), dim=dim, ranges=((start, start + data.chunk.sizes[dim]),)
     )
 
 

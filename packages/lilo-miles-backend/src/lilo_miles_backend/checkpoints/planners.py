@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from lilo_miles_backend.shards import FactorShard
+from lilo_miles_backend.shards import Block, FactorShard
 
 
 class ShardSavePlanner(DefaultSavePlanner):
@@ -41,18 +41,19 @@ class ShardSavePlanner(DefaultSavePlanner):
         self._shards = shards
 
     def create_local_plan(self) -> SavePlan:
-        """One item for each tensor of which this rank holds something."""
+        """One item for each block of each tensor that this rank holds."""
         items = [
-            _write_item(name, tensor, self._shards.get(name))
+            _write_item(name, tensor, self._shards.get(name), block)
             for name, tensor in self.state_dict.items()
             if tensor.numel()
+            for block in _blocks(tensor, self._shards.get(name))
         ]
         self.plan = SavePlan(items)
         return self.plan
 
     def lookup_object(self, index: MetadataIndex) -> torch.Tensor:
-        """The part that an item writes."""
-        return self.state_dict[index.fqn]
+        """The block that an item writes."""
+        return _block_at(self.state_dict[index.fqn], self._shards.get(index.fqn), index)
 
 
 class ShardLoadPlanner(DefaultLoadPlanner):
@@ -71,26 +72,41 @@ class ShardLoadPlanner(DefaultLoadPlanner):
             found = self.metadata.state_dict_metadata[name]
             assert isinstance(found, TensorStorageMetadata), "`.metadata` was checked"
             if tensor.numel():
-                chunk = _chunk(tensor, self._shards.get(name))
-                items += create_read_items_for_chunk_list(name, found, [chunk])
+                blocks = _blocks(tensor, self._shards.get(name))
+                items += create_read_items_for_chunk_list(name, found, [_chunk(b) for b in blocks])
         return LoadPlan(items)
 
     def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
-        """The tensor that an item is read into."""
-        return self.state_dict[index.fqn]
+        """The block that an item is read into, wholly or in part."""
+        return _block_at(self.state_dict[index.fqn], self._shards.get(index.fqn), index)
 
     def load_bytes(self, read_item: ReadItem, value: object) -> None:
         """Refuse: torch would unpickle the bytes without an allow-list."""
         raise CommandFailed(f"{read_item.dest_index.fqn} is no tensor")
 
 
-def _chunk(tensor: torch.Tensor, shard: FactorShard | None) -> ChunkStorageMetadata:
-    offsets = (0,) * tensor.dim() if shard is None else shard.offsets
-    return ChunkStorageMetadata(offsets=torch.Size(offsets), sizes=tensor.size())
+def _blocks(tensor: torch.Tensor, shard: FactorShard | None) -> tuple[Block, ...]:
+    """What a tensor holds of the whole, as rectangles: DCP knows no others."""
+    return (shard or FactorShard(full=(tensor.shape[0], tensor.shape[1]))).blocks
 
 
-def _write_item(name: str, tensor: torch.Tensor, shard: FactorShard | None) -> WriteItem:
-    chunk = _chunk(tensor, shard)
+def _block_at(
+    tensor: torch.Tensor, shard: FactorShard | None, index: MetadataIndex
+) -> torch.Tensor:
+    """The view of `tensor` that is the block at an index's offsets."""
+    assert index.offset is not None, "every item was planned with its offsets"
+    (block,) = (b for b in _blocks(tensor, shard) if b.offsets == tuple(index.offset))
+    return tensor[block.place]
+
+
+def _chunk(block: Block) -> ChunkStorageMetadata:
+    return ChunkStorageMetadata(offsets=torch.Size(block.offsets), sizes=torch.Size(block.shape))
+
+
+def _write_item(
+    name: str, tensor: torch.Tensor, shard: FactorShard | None, block: Block
+) -> WriteItem:
+    chunk = _chunk(block)
     size = tensor.size() if shard is None else torch.Size(shard.full)
     return WriteItem(
         index=MetadataIndex(name, chunk.offsets),

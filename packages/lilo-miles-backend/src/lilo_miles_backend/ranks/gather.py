@@ -6,14 +6,16 @@ from collections.abc import Mapping
 
 import torch
 
-from lilo_miles_backend.ranks.collectives import Axis, stacked
-from lilo_miles_backend.shards import FactorShard, shard
+from lilo_miles_backend.ranks.collectives import Axis, collected, stacked
+from lilo_miles_backend.shards import FactorShard
 
 
 def whole_tensors(
     named: Mapping[str, torch.Tensor], shards: Mapping[str, FactorShard], tp: Axis
 ) -> dict[str, torch.Tensor]:
-    """The whole tensors, detached on the CPU; one exchange, however many there are. Called by all ranks of `tp`.
+    """The whole tensors, detached on the CPU; one exchange of numbers, however many there are.
+
+    Called by all ranks of `tp`.
 
     Args:
         named: what this rank holds, by name, on its device; in the same order on all ranks.
@@ -24,11 +26,7 @@ def whole_tensors(
     whole = {name: t.detach().to("cpu", copy=True) for name, t in named.items() if name not in cut}
     if not cut:
         return whole
-    pieces = [
-        {name: shard(part.full, part.dim, rank, tp.size) for name, part in cut.items()}
-        for rank in range(tp.size)
-    ]
-    assert pieces[tp.rank] == cut, "ranks hold consecutive parts, by their place among neighbours"
+    pieces: list[dict[str, FactorShard]] = collected(cut, tp)
     first = next(iter(named.values()))
     flat = first.new_zeros(max(_count(parts) for parts in pieces))
     _fill(flat, [named[name].detach() for name in cut])
@@ -37,10 +35,9 @@ def whole_tensors(
     for row, parts in zip(rows, pieces, strict=True):
         start = 0
         for name, part in parts.items():
-            rank_rows, columns = part.shape
-            block = row[start : start + rank_rows * columns].view(part.shape)
-            whole[name][part.index] = block
-            start += rank_rows * columns
+            count = part.shape[0] * part.shape[1]
+            whole[name][part.index] = row[start : start + count].view(part.shape)
+            start += count
     return {name: whole[name] for name in named}
 
 

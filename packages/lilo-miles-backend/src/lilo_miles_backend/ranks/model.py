@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from lilo_definitions import Definition
 from lilo_engine.errors import InvalidRequest
 
-from lilo_miles_backend.qwen3.shape import ModelShape
+from lilo_miles_backend.families.read import read_shape
+from lilo_miles_backend.families.shape import ModelShape
 from lilo_miles_backend.ranks.adapter import Adapter
 from lilo_miles_backend.ranks.alignment import Alignment
 from lilo_miles_backend.ranks.attention import CausalAttention, PackedRows, Rotary, Running
@@ -51,7 +52,7 @@ class BaseModel:
         Raises:
             InvalidRequest: the files do not fit the definition or this trainer.
         """
-        self.shape = ModelShape.read(folder)
+        self.shape = read_shape(folder)
         _check_fits(definition, self.shape, folder)
         self.device = device
         self.parallel = parallel
@@ -122,7 +123,7 @@ class BaseModel:
 def _check_fits(definition: Definition, shape: ModelShape, folder: Path) -> None:
     model, positions = definition.model, shape.max_position_embeddings
     equal = (
-        ("model.family", model.family, shape.model_type),
+        ("model.family", model.family, shape.family),
         ("model.vocab_size", model.vocab_size, shape.vocab_size),
     )
     wrong = [
@@ -138,10 +139,7 @@ def _check_fits(definition: Definition, shape: ModelShape, folder: Path) -> None
     tp = definition.topology.tp
     wrong += [
         f"topology.tp {tp} does not divide {name} {count}"
-        for name, count in (
-            ("num_key_value_heads", shape.num_key_value_heads),
-            ("intermediate_size", shape.intermediate_size),
-        )
+        for name, count in shape.divisors.items()
         if count % tp
     ]
     if -(-shape.vocab_size // tp) * (tp - 1) >= shape.vocab_size:
@@ -160,7 +158,7 @@ def _build(
     alignment = Alignment.of(definition.topology, sequence_parallel=False)
     rotary = Rotary(
         head_dim=shape.head_dim,
-        base=shape.rope_parameters.rope_theta,
+        base=shape.rope_theta,
         max_positions=definition.context + alignment.multiple,  # the longest row, padded
         device=device.torch_device,
     )

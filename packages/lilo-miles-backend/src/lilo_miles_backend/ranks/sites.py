@@ -9,20 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import torch
 from lilo_definitions.lora import TargetGroup
 
-from lilo_miles_backend.qwen3.shape import ModelShape
+from lilo_miles_backend.families.linear import Cut
+from lilo_miles_backend.families.shape import ModelShape
 from lilo_miles_backend.ranks.collectives import ALONE, Axis
 from lilo_miles_backend.shards import FactorShard, shard
 
 Split: TypeAlias = Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
 """From a linear's output [T, O] to one view per module; elements in the order of the module's own output."""
-
-Cut: TypeAlias = Literal["out", "in"]
-"""Whether tensor-parallel ranks divide a linear's output (each has rows of W) or its input (columns of W)."""
 
 HEAD_SITE = "output_layer"
 """Name of the head's site."""

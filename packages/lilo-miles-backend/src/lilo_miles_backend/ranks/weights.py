@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from lilo_miles_backend.qwen3.files import open_tensors
-from lilo_miles_backend.qwen3.shape import ModelShape
+from lilo_miles_backend.families.files import open_tensors
+from lilo_miles_backend.families.shape import ModelShape
 from lilo_miles_backend.ranks.collectives import ALONE, Axis
 from lilo_miles_backend.shards import shard
 
@@ -48,7 +48,9 @@ def load_weights(model: torch.nn.Module, shape: ModelShape, folder: Path, tp: Ax
             index = None
             if placement.cut is not None and tp.is_split:
                 rows, columns = shape.tensors[placement.source]
-                index = shard((rows, columns), placement.cut, tp.rank, tp.size).index
+                ((start, stop),) = shard((rows, columns), placement.cut, tp.rank, tp.size).ranges
+                along = slice(start, stop)
+                index = (along,) if placement.cut == 0 else (slice(None), along)
             part = read(placement.source, index)
             target = placement.place(parameters[placement.parameter].detach())
             target.copy_(part.view(target.shape))
@@ -56,7 +58,8 @@ def load_weights(model: torch.nn.Module, shape: ModelShape, folder: Path, tp: Ax
 
 def vocabulary_rows(shape: ModelShape, tp: Axis) -> slice:
     """The vocabulary entries whose embedding and output weights this rank holds."""
-    return shard((shape.vocab_size, shape.hidden_size), 0, tp.rank, tp.size).index[0]
+    ((start, stop),) = shape.head.sections[0].ranges(tp.rank, tp.size)
+    return slice(start, stop)
 
 
 def _whole(parameter: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ from lilo_engine.errors import InvalidRequest
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from lilo_miles_backend.qwen3.shape import ModelShape
+from lilo_miles_backend.families.shape import ModelShape
 from lilo_miles_backend.sampler.weights import FUSED, HEAD, BaseWeights
 
 _FACTOR = re.compile(
@@ -136,19 +136,21 @@ def _pair(
     path: Path, place: Place, pair: Mapping[str, torch.Tensor], shape: ModelShape, rank: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     layer, module = place
-    expected = shape.linears.get(module)
-    if expected is None or layer >= shape.num_hidden_layers:
+    known = shape.linears(shape.layers[layer]) if layer < shape.num_hidden_layers else {}
+    expected = shape.head if place == HEAD_PLACE else known.get(module)
+    if expected is None:
         raise InvalidRequest(
             f"{path} adapts layer {layer} {module!r}; the base model has {shape.num_hidden_layers} layers "
-            f"with {', '.join(shape.linears)}"
+            f"with {', '.join(shape.linears(shape.layers[0]))}, and {HEAD}"
         )
     if len(pair) != 2:
         raise InvalidRequest(f"{path}: layer {layer} {module!r} has only lora_{next(iter(pair))}")
     a, b = pair["A"], pair["B"]
-    if tuple(a.shape) != (rank, expected[1]) or tuple(b.shape) != (expected[0], rank):
+    out, width = expected.out_features, expected.in_features
+    if tuple(a.shape) != (rank, width) or tuple(b.shape) != (out, rank):
         raise InvalidRequest(
             f"{path}: layer {layer} {module!r} has A {list(a.shape)} and B {list(b.shape)}; "
-            f"expected A [{rank}, {expected[1]}] and B [{expected[0]}, {rank}]"
+            f"expected A [{rank}, {width}] and B [{out}, {rank}]"
         )
     return a, b
 
@@ -176,8 +178,8 @@ def _fuse(
     downs: list[torch.Tensor] = []
     ups: list[torch.Tensor] = []
     for module, pair in parts:
-        out, width = shape.linears[module]
-        a, b = pair if pair is not None else (torch.zeros(0, width), torch.zeros(out, 0))
+        linear = shape.head if module == HEAD else shape.linears("softmax")[module]
+        a, b = pair or (torch.zeros(0, linear.in_features), torch.zeros(linear.out_features, 0))
         downs.append(a)
         ups.append(b * scale)
     return torch.cat(downs), torch.block_diag(*ups)

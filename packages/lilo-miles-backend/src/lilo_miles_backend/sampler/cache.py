@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from lilo_miles_backend.qwen3.shape import ModelShape
+from lilo_miles_backend.families.shape import ModelShape
 
 _MIN_ROWS = 4
 _MIN_LENGTH = 64

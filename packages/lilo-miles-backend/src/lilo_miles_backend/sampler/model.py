@@ -25,9 +25,7 @@ class Model:
         """Nothing is allocated but the RoPE frequencies."""
         self.base = base
         half = torch.arange(0, base.shape.head_dim, 2, device=base.device).float()
-        self._frequencies = 1.0 / base.shape.rope_parameters.rope_theta ** (
-            half / base.shape.head_dim
-        )
+        self._frequencies = 1.0 / base.shape.rope_theta ** (half / base.shape.head_dim)
 
     def new_cache(self, *, max_rows: int, max_length: int) -> KeyValueCache:
         """A cache for this model; empty, so that it costs nothing until used."""

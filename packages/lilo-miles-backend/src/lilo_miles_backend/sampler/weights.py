@@ -1,6 +1,6 @@
 """BaseWeights: a dense Qwen3 model as the sampler multiplies with it: fused projections, read from safetensors.
 
-Not the trainer's weights: the sampler is a process of its own and reads the same folder, by the same rules (`qwen3/`).
+Not the trainer's weights: the sampler is a process of its own and reads the same folder, by the same rules (`families/`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from pathlib import Path
 
 import torch
 
-from lilo_miles_backend.qwen3.files import open_tensors
-from lilo_miles_backend.qwen3.shape import ModelShape
+from lilo_miles_backend.families.files import open_tensors
+from lilo_miles_backend.families.read import read_shape
+from lilo_miles_backend.families.shape import ModelShape
 
 FUSED: Mapping[str, tuple[str, ...]] = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -68,7 +69,7 @@ def read_base(folder: Path, *, dtype: torch.dtype, device: torch.device) -> Base
     Raises:
         InvalidRequest: the folder holds another kind of model, or other tensors than its configuration says.
     """
-    shape = ModelShape.read(folder)
+    shape = read_shape(folder)
     with open_tensors(folder, shape) as read:
 
         def take(name: str) -> torch.Tensor:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from lilo_engine.errors import InvalidRequest
 from safetensors import SafetensorError, safe_open
 
-from lilo_miles_backend.qwen3.shape import ModelShape
+from lilo_miles_backend.families.shape import ModelShape
 
 if TYPE_CHECKING:
     import torch
 
 
-Index: TypeAlias = tuple[slice, slice]
-"""Rows and columns of a matrix."""
+Index: TypeAlias = tuple[slice, ...]
+"""One slice for each of the first dimensions."""
 
 
 class ReadTensor(Protocol):
@@ -77,6 +77,7 @@ def _check_names(wanted: set[str], found: set[str], shape: ModelShape, folder: P
     if shape.tie_word_embeddings:
         # Some writers store the tied head a second time.
         found = found - {"lm_head.weight"}
+    found = {name for name in found if not name.startswith(shape.left_out)}
     missing, unexpected = sorted(wanted - found), sorted(found - wanted)
     if missing or unexpected:
         raise InvalidRequest(

@@ -9,8 +9,8 @@ import pytest
 import torch
 from lilo_definitions import get, resolve_source
 from lilo_engine.errors import InvalidRequest
-from lilo_miles_backend.qwen3.files import open_tensors
-from lilo_miles_backend.qwen3.shape import ModelShape
+from lilo_miles_backend.families.files import open_tensors
+from lilo_miles_backend.families.read import read_shape
 from lilo_miles_backend.sampler.weights import read_base
 from safetensors.torch import load_file, save_file
 
@@ -37,7 +37,7 @@ def _with_a_narrow_projection(tensors: Tensors) -> None:
 
 def test_the_configuration_names_every_tensor_of_the_files_with_its_shape(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
-    assert ModelShape.read(folder).tensors == {n: tuple(t.shape) for n, t in tensors.items()}
+    assert read_shape(folder).tensors == {n: tuple(t.shape) for n, t in tensors.items()}
 
 
 @pytest.mark.parametrize("spoil", [_without_a_norm, _with_a_bias, _with_a_narrow_projection])
@@ -53,7 +53,7 @@ def test_a_sampler_refuses_files_that_do_not_fit_their_configuration(
 
 
 def test_tensors_are_read_in_parts(folder: Path) -> None:
-    shape = ModelShape.read(folder)
+    shape = read_shape(folder)
     name = "model.layers.0.mlp.down_proj.weight"
     rows, columns = shape.tensors[name]
     with open_tensors(folder, shape) as read:
