@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,17 @@ from lilo_engine.errors import InvalidRequest
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from lilo_miles_backend.families.linear import Linear
 from lilo_miles_backend.families.shape import ModelShape
 from lilo_miles_backend.sampler.weights import FUSED, HEAD, BaseWeights
 
 _FACTOR = re.compile(
-    r"base_model\.model\.(?:model\.layers\.(?P<layer>\d+)\.(?P<module>[\w.]+?)|(?P<head>lm_head))"
+    r"base_model\.model\."
+    r"(?:model\.(?:language_model\.)?layers\.(?P<layer>\d+)\.(?P<module>[\w.]+?)|(?P<head>lm_head))"
     r"\.lora_(?P<factor>[AB])\.weight"
 )
 _SAVED_BASE = re.compile(
-    r"base_model\.model\.(?:model\.embed_tokens|lm_head)(?:\.base_layer)?\.weight"
+    r"base_model\.model\.(?:model\.(?:language_model\.)?embed_tokens|lm_head)(?:\.base_layer)?\.weight"
 )
 
 Place = tuple[int, str]
@@ -58,14 +60,14 @@ def read_adapter(name: str, folder: str, base: BaseWeights) -> Adapter:
     scale = _scale(path, config)
     modules = _collect(path, _read_tensors(path), base, rank=config["r"])
     factors: dict[Place, tuple[torch.Tensor, torch.Tensor]] = {}
-    for layer in range(base.shape.num_hidden_layers):
-        for fused, parts in FUSED.items():
-            pair = _fuse([(part, modules.get((layer, part))) for part in parts], base.shape, scale)
-            if pair is not None:
-                factors[layer, fused] = pair
-    head = _fuse([(HEAD, modules.get(HEAD_PLACE))], base.shape, scale)
-    if head is not None:
-        factors[HEAD_PLACE] = head
+    for layer, kind in enumerate(base.shape.layers):
+        linears = base.shape.linears(kind)
+        for fused, parts in FUSED[kind].items():
+            found = [(linears[part], modules.get((layer, part))) for part in parts]
+            if any(pair is not None for _, pair in found):
+                factors[layer, fused] = _fuse(found, scale)
+    if HEAD_PLACE in modules:
+        factors[HEAD_PLACE] = _fuse([(base.shape.head, modules[HEAD_PLACE])], scale)
     placed = {
         place: (
             a.to(device=base.device, dtype=base.dtype),
@@ -168,17 +170,12 @@ def _check_saved_base(path: Path, key: str, tensor: torch.Tensor, base: BaseWeig
 
 
 def _fuse(
-    parts: list[tuple[str, tuple[torch.Tensor, torch.Tensor] | None]],
-    shape: ModelShape,
-    scale: float,
-) -> tuple[torch.Tensor, torch.Tensor] | None:
+    parts: Sequence[tuple[Linear, tuple[torch.Tensor, torch.Tensor] | None]], scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Factors of a fused projection: A stacked over rank, B block-diagonal over the parts' outputs."""
-    if all(pair is None for _, pair in parts):
-        return None
     downs: list[torch.Tensor] = []
     ups: list[torch.Tensor] = []
-    for module, pair in parts:
-        linear = shape.head if module == HEAD else shape.linears("softmax")[module]
+    for linear, pair in parts:
         a, b = pair or (torch.zeros(0, linear.in_features), torch.zeros(linear.out_features, 0))
         downs.append(a)
         ups.append(b * scale)

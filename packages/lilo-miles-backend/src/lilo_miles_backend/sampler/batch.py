@@ -186,9 +186,10 @@ class Batch:
             return
         device = self._model.base.device
         tokens_BT = torch.tensor([[s.tokens[-1]] for s in self._live], device=device)
-        start_B = torch.tensor([s.next_position for s in self._live], device=device)
+        starts = [sequence.next_position for sequence in self._live]
         adapters = [sequence.job.adapter for sequence in self._live]
-        hidden_BTE = self._model.forward(tokens_BT, start_B, self._cache, adapters)
+        ones = [1] * len(starts)
+        hidden_BTE = self._model.forward(tokens_BT, starts, ones, self._cache, adapters)
         self._append(self._live, self._model.logits(hidden_BTE[:, 0], adapters))
         for sequence in self._live:
             if sequence.ended is not None:

@@ -48,5 +48,6 @@ class AdapterGroups:
             if rows is None:
                 out += functional.linear(functional.linear(x, a), b)
             else:
-                out.index_add_(0, rows, functional.linear(functional.linear(x[rows], a), b))
+                added = functional.linear(functional.linear(x[rows], a), b)
+                out.index_add_(0, rows, added.to(out.dtype))
         return out

@@ -57,10 +57,13 @@ class Prefill:
         width = end - self.position
         device = self._model.base.device
         tokens_BT = torch.tensor([p + [0] * (width - len(p)) for p in pieces], device=device)
-        start_B = torch.full((len(self.jobs),), self.position, device=device)
         self.cache.reserve(len(self.jobs), self.length)
         hidden_BTE = self._model.forward(
-            tokens_BT, start_B, self.cache, [job.adapter for job in self.jobs]
+            tokens_BT,
+            [self.position] * len(self.jobs),
+            [len(piece) for piece in pieces],
+            self.cache,
+            [job.adapter for job in self.jobs],
         )
         for row, job in enumerate(self.jobs):
             if job.scores.wanted and not job.settled:
@@ -71,8 +74,9 @@ class Prefill:
 
     def _finish(self, hidden_BTE: torch.Tensor, start: int) -> None:
         # Only a group of one takes several steps, so every row's last token is in this piece.
-        last = torch.tensor([len(job.prompt) - 1 - start for job in self.jobs])
-        rows = torch.arange(len(self.jobs))
+        device = hidden_BTE.device
+        last = torch.tensor([len(job.prompt) - 1 - start for job in self.jobs], device=device)
+        rows = torch.arange(len(self.jobs), device=device)
         self.last_logits_BV = self._model.logits(
             hidden_BTE[rows, last], [job.adapter for job in self.jobs]
         )

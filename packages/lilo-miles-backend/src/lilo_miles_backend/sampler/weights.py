@@ -1,12 +1,13 @@
-"""BaseWeights: a dense Qwen3 model as the sampler multiplies with it: fused projections, read from safetensors.
+"""BaseWeights: a model as the sampler multiplies with it: fused projections, read from safetensors.
 
 Not the trainer's weights: the sampler is a process of its own and reads the same folder, by the same rules (`families/`).
+Tensors go to the device one by one, so the host never holds the model.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,29 +15,50 @@ import torch
 
 from lilo_miles_backend.families.files import open_tensors
 from lilo_miles_backend.families.read import read_shape
-from lilo_miles_backend.families.shape import ModelShape
+from lilo_miles_backend.families.shape import LayerKind, ModelShape
+from lilo_miles_backend.sampler.delta import DeltaMixer
+from lilo_miles_backend.sampler.mixer import Mixer
+from lilo_miles_backend.sampler.softmax import SoftmaxMixer
 
-FUSED: Mapping[str, tuple[str, ...]] = {
-    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "o": ("self_attn.o_proj",),
+_MLP: Mapping[str, tuple[str, ...]] = {
     "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
     "down": ("mlp.down_proj",),
+}
+
+FUSED: Mapping[LayerKind, Mapping[str, tuple[str, ...]]] = {
+    "softmax": {
+        "in": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        "out": ("self_attn.o_proj",),
+        **_MLP,
+    },
+    "delta": {
+        "in": (
+            "linear_attn.in_proj_qkv",
+            "linear_attn.in_proj_z",
+            "linear_attn.in_proj_b",
+            "linear_attn.in_proj_a",
+        ),
+        "out": ("linear_attn.out_proj",),
+        **_MLP,
+    },
 }
 """Projections that read the same input are one matrix; the parts are stacked over the output dim in this order."""
 
 HEAD = "lm_head"
 
+_Take = Callable[[str], torch.Tensor]
+"""A tensor of one layer by its name in it, as it lies in the files, on the device."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One decoder layer."""
+    """One decoder layer. Norm weights are float32, as they multiply."""
 
     fused: Mapping[str, torch.Tensor]
     """By the names of `FUSED`, each [out, in]."""
     input_norm: torch.Tensor
     post_norm: torch.Tensor
-    q_norm: torch.Tensor
-    k_norm: torch.Tensor
+    mixer: Mixer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,38 +95,78 @@ def read_base(folder: Path, *, dtype: torch.dtype, device: torch.device) -> Base
     with open_tensors(folder, shape) as read:
 
         def take(name: str) -> torch.Tensor:
-            return read(f"{name}.weight").to(device=device, dtype=dtype)
+            return read(name).to(device)
 
-        def layer(prefix: str) -> Layer:
-            return Layer(
-                fused={
-                    fused: torch.cat([take(f"{prefix}.{part}") for part in parts])
-                    for fused, parts in FUSED.items()
-                },
-                input_norm=take(f"{prefix}.input_layernorm"),
-                post_norm=take(f"{prefix}.post_attention_layernorm"),
-                q_norm=take(f"{prefix}.self_attn.q_norm"),
-                k_norm=take(f"{prefix}.self_attn.k_norm"),
-            )
+        def layer(index: int) -> Layer:
+            prefix = f"{shape.prefix}layers.{index}."
+            return _layer(shape, shape.layers[index], lambda name: take(prefix + name), dtype)
 
-        embedding = take("model.embed_tokens")
+        embedding = take(f"{shape.prefix}embed_tokens.weight").to(dtype)
         return BaseWeights(
             shape=shape,
             embedding=embedding,
-            head=embedding if shape.tie_word_embeddings else take(HEAD),
-            norm=take("model.norm"),
-            layers=tuple(layer(f"model.layers.{i}") for i in range(shape.num_hidden_layers)),
+            head=embedding if shape.tie_word_embeddings else take(f"{HEAD}.weight").to(dtype),
+            norm=_norm(shape, take(f"{shape.prefix}norm.weight")),
+            layers=tuple(layer(index) for index in range(shape.num_hidden_layers)),
             eos_tokens=_eos_tokens(folder),
         )
 
 
+def _layer(shape: ModelShape, kind: LayerKind, take: _Take, dtype: torch.dtype) -> Layer:
+    make = _softmax if kind == "softmax" else _delta
+    return Layer(
+        fused={
+            fused: torch.cat([take(f"{part}.weight").to(dtype) for part in parts])
+            for fused, parts in FUSED[kind].items()
+        },
+        input_norm=_norm(shape, take("input_layernorm.weight")),
+        post_norm=_norm(shape, take("post_attention_layernorm.weight")),
+        mixer=make(shape, take, dtype),
+    )
+
+
+def _softmax(shape: ModelShape, take: _Take, dtype: torch.dtype) -> Mixer:
+    def norm(name: str) -> torch.Tensor | None:
+        return _norm(shape, take(f"self_attn.{name}.weight")) if shape.qk_norm else None
+
+    return SoftmaxMixer(
+        heads=shape.num_attention_heads,
+        kv_heads=shape.num_key_value_heads,
+        head_dim=shape.head_dim,
+        gated=shape.output_gate,
+        eps=shape.rms_norm_eps,
+        q_norm=norm("q_norm"),
+        k_norm=norm("k_norm"),
+        dtype=dtype,
+        device=take("input_layernorm.weight").device,
+    )
+
+
+def _delta(shape: ModelShape, take: _Take, dtype: torch.dtype) -> Mixer:
+    assert shape.delta is not None
+    return DeltaMixer(
+        shape=shape.delta,
+        conv_KC=take("linear_attn.conv1d.weight")[:, 0].T.to(dtype).contiguous(),
+        rate=-take("linear_attn.A_log").float().exp(),
+        dt_bias=take("linear_attn.dt_bias").float(),
+        norm=take("linear_attn.norm.weight").float(),
+        eps=shape.rms_norm_eps,
+    )
+
+
+def _norm(shape: ModelShape, weight: torch.Tensor) -> torch.Tensor:
+    """As it multiplies, float32: 1 + w must not be rounded to a shorter type."""
+    return weight.float() + 1 if shape.norm_offset else weight.float()
+
+
 def _eos_tokens(folder: Path) -> tuple[int, ...]:
-    """The generation config wins over the model's, as in transformers."""
+    """The generation config wins over the model's, and there the text model's over the whole, as in transformers."""
     eos = None
     for name in ("config.json", "generation_config.json"):
         path = folder / name
         declared = json.loads(path.read_text()) if path.is_file() else {}
-        eos = declared.get("eos_token_id", eos)
+        for part in (declared, declared.get("text_config") or {}):
+            eos = part.get("eos_token_id", eos)
     if eos is None:
         return ()
     return tuple(eos) if isinstance(eos, list) else (int(eos),)
