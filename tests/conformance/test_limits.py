@@ -117,6 +117,45 @@ def test_operations_that_wait_have_their_keys_room_and_no_more(served):
         assert send(19).status_code == 200
 
 
+def sampler_of(http: httpx.Client) -> str:
+    session = http.post("/api/v1/create_session", json={}).json()["session_id"]
+    body = {"session_id": session, "sampling_session_seq_id": 0, "base_model": "tiny"}
+    return http.post("/api/v1/create_sampling_session", json=body).json()["sampling_session_id"]
+
+
+def asample(http: httpx.Client, sampler: str, seq_id: int, **more: int) -> httpx.Response:
+    body = {
+        "sampling_session_id": sampler,
+        "seq_id": seq_id,
+        "num_samples": more.get("num_samples", 1),
+        "prompt": {"chunks": [{"type": "encoded_text", "tokens": [50, 51]}]},
+        "sampling_params": {"max_tokens": more.get("max_tokens", 1), "seed": 1, "stop": []},
+    }
+    return http.post("/api/v1/asample", json=body)
+
+
+def test_samples_that_wait_have_their_keys_room_and_no_more(served):
+    endless = {"num_samples": 64, "max_tokens": 1000}
+    with key_with(served, max_waiting_bytes=700_000) as http:
+        sampler = sampler_of(http)
+        first = asample(http, sampler, 0, **endless)
+        assert first.status_code == 200, first.text
+        refused = asample(http, sampler, 1, **endless)
+        assert (refused.status_code, refused.json()["kind"]) == (429, "saturated")
+        assert "await results" in refused.json()["detail"]
+        assert asample(served.http, sampler_of(served.http), 0).status_code == 200
+        http.post("/api/v1/cancel_future", json={"request_id": first.json()["request_id"]})
+        assert asample(http, sampler, 1, **endless).status_code == 200
+
+
+def test_samples_have_their_keys_rate(served):
+    with key_with(served, rate_per_s=4.0) as http:
+        sampler = sampler_of(http)
+        statuses = [asample(http, sampler, number).status_code for number in range(10)]
+        assert statuses.count(429) >= 4, statuses
+        assert statuses[0] == 200
+
+
 def test_bodies_that_are_being_read_have_their_keys_room_and_no_more(served):
     with key_with(served, max_waiting_bytes=100_000) as http:
         host, port = served.url.removeprefix("http://").split(":")

@@ -24,12 +24,14 @@ from lilo_engine.sampling.futures import Sampled
 from lilo_engine.sampling.launcher import MemorySamplerLauncher, ProcessSamplerLauncher
 from lilo_engine.sampling.manager import SamplingManager
 from lilo_engine.sampling.residents import AdapterVersion
+from lilo_engine.sampling.room import Claim
 from lilo_engine.sampling.supervisor import Supervisor
 
 from tests.sampling.words import all_tokens, floats, request, with_sampler
 
 pytestmark = pytest.mark.anyio
 
+ANYBODY = Claim()
 ENDLESS = {"n": 64, "max_tokens": 1000}
 """Takes long enough on every engine to be caught running."""
 
@@ -52,13 +54,16 @@ async def manager(definition):
         yield manager
 
 
-def submit(manager, seq_id, *, session_id="s", fingerprint="f", adapter=None, **keywords):
+def submit(
+    manager, seq_id, *, session_id="s", fingerprint="f", adapter=None, claim=ANYBODY, **keywords
+):
     return manager.submit(
         session_id=session_id,
         seq_id=seq_id,
         fingerprint=fingerprint,
         adapter=adapter,
         request=request(**keywords),
+        claim=claim,
     )
 
 
@@ -166,7 +171,7 @@ async def test_a_session_that_ended_is_stopped_and_its_answers_are_gone(manager)
 
 
 async def test_too_many_waiting_requests_are_saturated_until_some_end(definition):
-    async with running(definition, MemorySamplerLauncher(definition), max_waiting=2) as manager:
+    async with running(definition, MemorySamplerLauncher(definition), max_waiting=4) as manager:
         first = submit(manager, 0, **ENDLESS)
         submit(manager, 1, **ENDLESS)
         with pytest.raises(Saturated):
@@ -176,6 +181,33 @@ async def test_too_many_waiting_requests_are_saturated_until_some_end(definition
         await manager.cancel(first.request_id)
         await manager.retrieve(first.request_id, 10)
         assert submit(manager, 2).request_id == "sample:s:2"
+
+
+async def test_an_owner_has_as_much_of_the_waiting_room_as_it_leaves_free(definition):
+    async with running(definition, MemorySamplerLauncher(definition), max_waiting=6) as manager:
+        greedy, modest = Claim(owner="greedy"), Claim(owner="modest")
+        for number in range(3):
+            submit(manager, number, claim=greedy, **ENDLESS)
+        with pytest.raises(Saturated, match="3 samples of this key"):
+            submit(manager, 3, claim=greedy)
+        submit(manager, 0, session_id="t", claim=modest, **ENDLESS)
+        submit(manager, 1, session_id="t", claim=modest, **ENDLESS)
+        with pytest.raises(Saturated):
+            submit(manager, 2, session_id="t", claim=modest)
+        assert submit(manager, 0, session_id="u", claim=Claim(owner="third")).request_id
+
+
+async def test_samples_of_an_owner_with_a_limit_hold_so_much_and_no_more(definition):
+    async with running(definition, MemorySamplerLauncher(definition)) as manager:
+        # A prompt of some tokens, and 64 x 1000 tokens with their logprobs.
+        limited = Claim(owner="limited", max_bytes=700_000)
+        first = submit(manager, 0, claim=limited, **ENDLESS)
+        with pytest.raises(Saturated, match="its limit of 700000"):
+            submit(manager, 1, claim=limited, **ENDLESS)
+        submit(manager, 0, session_id="t", claim=Claim(owner="other"), **ENDLESS)
+        await manager.cancel(first.request_id)
+        await manager.retrieve(first.request_id, 10)
+        submit(manager, 1, claim=limited, **ENDLESS)
 
 
 async def test_kept_answers_are_bounded_and_fetched_ones_go_first(definition):

@@ -18,6 +18,7 @@ from lilo_engine.sampling.manager import (
     SamplingState,
 )
 from lilo_engine.sampling.residents import AdapterVersion
+from lilo_engine.sampling.room import Claim
 
 
 class SamplingClient(Protocol):
@@ -31,6 +32,7 @@ class SamplingClient(Protocol):
         fingerprint: str,
         adapter: AdapterVersion | None,
         request: SampleRequest,
+        claim: Claim,
     ) -> SampleTicket:
         """Accept a request; the same number and fingerprint again gives the same ticket and runs nothing.
 
@@ -103,6 +105,7 @@ class LocalSampling:
         fingerprint: str,
         adapter: AdapterVersion | None,
         request: SampleRequest,
+        claim: Claim,
     ) -> SampleTicket:
         """See `SamplingClient`."""
         return self._manager.submit(
@@ -111,6 +114,7 @@ class LocalSampling:
             fingerprint=fingerprint,
             adapter=adapter,
             request=request,
+            claim=claim,
         )
 
     async def retrieve(self, request_id: str, wait_s: float) -> SampleState:

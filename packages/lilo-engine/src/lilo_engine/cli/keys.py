@@ -55,7 +55,7 @@ def create(
         typer.Option(
             parser=parse_size,
             metavar="SIZE",
-            help="Its bodies that are being read, and its operations that wait: so much of each at most.",
+            help="Its bodies that are being read, its operations and its samples that wait: so much of each at most.",
             show_default=False,
         ),
     ] = None,

@@ -34,7 +34,7 @@ class KeyLimits:
     max_body_bytes: int | None = None
     """Of one body, as sent and unpacked."""
     max_waiting_bytes: int | None = None
-    """Of bodies that are being read, and of operations that wait or run: of each at most so much at a time."""
+    """Of bodies that are being read, of operations that wait or run, and of samples: of each at most so much at a time."""
 
     @property
     def largest_body_bytes(self) -> int | None:

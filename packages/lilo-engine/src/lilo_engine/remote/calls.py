@@ -15,6 +15,7 @@ from lilo_engine.engine_client import EngineState
 from lilo_engine.sampling.futures import Sampled
 from lilo_engine.sampling.manager import Completions, SampleTicket, SamplingState
 from lilo_engine.sampling.residents import AdapterVersion
+from lilo_engine.sampling.room import Claim
 
 PREFIX = "/engine/v1"
 HEALTH_PATH = "/healthz"
@@ -63,5 +64,5 @@ class Hello:
 
 # Samples are registered by `sampling/messages.py`, which the manager needs too.
 frames.register(
-    AdapterVersion, Completions, EngineState, Hello, Sampled, SampleTicket, SamplingState
+    AdapterVersion, Claim, Completions, EngineState, Hello, Sampled, SampleTicket, SamplingState
 )

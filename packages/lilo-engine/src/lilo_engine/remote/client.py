@@ -15,6 +15,7 @@ from lilo_engine.sampling.completions import Whose
 from lilo_engine.sampling.engine import SampleRequest, SamplerInfo
 from lilo_engine.sampling.manager import Completions, SampleState, SampleTicket, SamplingState
 from lilo_engine.sampling.residents import AdapterVersion
+from lilo_engine.sampling.room import Claim
 
 GIVE_UP_S = 60.0
 """A future whose engine is away for so long has failed: it is gone with that engine, whether or not another one comes."""
@@ -93,10 +94,11 @@ class RemoteSampling:
         fingerprint: str,
         adapter: AdapterVersion | None,
         request: SampleRequest,
+        claim: Claim,
     ) -> SampleTicket:
         """See `SamplingClient`."""
         ticket = await self._line.call(
-            "sampling.submit", session_id, seq_id, fingerprint, adapter, request
+            "sampling.submit", session_id, seq_id, fingerprint, adapter, request, claim
         )
         return cast("SampleTicket", ticket)
 

@@ -43,6 +43,7 @@ from lilo_engine.sampling.completions import Whose
 from lilo_engine.sampling.engine import SampleRequest
 from lilo_engine.sampling.manager import Completions, SampleTicket
 from lilo_engine.sampling.residents import AdapterVersion
+from lilo_engine.sampling.room import Claim
 from lilo_engine.sampling_client import SamplingClient
 
 _log = logging.getLogger(__name__)
@@ -163,6 +164,7 @@ def _methods(answering: Answering) -> dict[str, _Method]:
         fingerprint: str,
         adapter: AdapterVersion | None,
         request: SampleRequest,
+        claim: Claim,
     ) -> SampleTicket:
         return await sampling.submit(
             session_id=session_id,
@@ -170,6 +172,7 @@ def _methods(answering: Answering) -> dict[str, _Method]:
             fingerprint=fingerprint,
             adapter=adapter,
             request=request,
+            claim=claim,
         )
 
     async def retrieve(request_id: str, wait_s: float) -> object:

@@ -20,6 +20,7 @@ from lilo_engine.requests.json_response import json_response
 from lilo_engine.requests.plain_route import plain_post
 from lilo_engine.requests.wire_json import CreateSamplingSessionBody, SampleBody
 from lilo_engine.sampling.residents import AdapterVersion
+from lilo_engine.sampling.room import Claim
 
 router = APIRouter()
 
@@ -66,7 +67,8 @@ async def asample(request: Request) -> Response:
     front = front_of(request)
     body = await read_body(request, front.settings.body)
     wire = await off_loop(len(body.data), lambda: parse_json(body.data, SampleBody))
-    session_id, seq_id, target = await _target(front, view_of(request), wire)
+    view = view_of(request)
+    session_id, seq_id, target = await _target(front, view, wire)
     info = await front.sampling.info()
     sample = await off_loop(
         len(body.data),
@@ -84,6 +86,7 @@ async def asample(request: Request) -> Response:
         fingerprint=decode_sample.fingerprint(sample),
         adapter=target,
         request=sample,
+        claim=Claim(owner=view.caller.owner, max_bytes=view.caller.limits.max_waiting_bytes),
     )
     return json_response(
         {"request_id": ticket.request_id, "sample_sequence_ids": list(ticket.sequence_ids)}

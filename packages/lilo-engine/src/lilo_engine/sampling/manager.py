@@ -21,20 +21,19 @@ import anyio.abc
 from lilo_definitions import Definition
 
 from lilo_engine.console.usage_meter import Used
-from lilo_engine.errors import Gone, LiloError, Saturated, ServerError, Unavailable
+from lilo_engine.errors import Gone, LiloError, ServerError, Unavailable
 from lilo_engine.operations.result import Failed, Pending
 from lilo_engine.sampling.completions import Whose
 from lilo_engine.sampling.engine import SampleRequest, SamplerHealth, SamplerInfo
 from lilo_engine.sampling.futures import Outcome, Sampled, SampleFuture, SampleFutures
 from lilo_engine.sampling.launcher import SamplerLauncher
 from lilo_engine.sampling.residents import AdapterVersion, See
+from lilo_engine.sampling.room import MAX_WAITING, Claim, WaitingRoom, size_of
 from lilo_engine.sampling.supervisor import BACKOFF_S, Supervisor
 from lilo_engine.sampling.validate import check_request
 
 SampleState: TypeAlias = Pending | Sampled | Failed
 
-_MAX_WAITING = 4096
-"""Requests that wait or run; the SDK sends up to 400 at once per client."""
 _MAX_FINISHED = 4096
 _MAX_AGE_S = 3600.0
 """Answers kept; the SDK fetches an answer within seconds of its being there."""
@@ -81,7 +80,7 @@ class SamplingManager:
         definition: Definition,
         launcher: SamplerLauncher,
         see: See | None = None,
-        max_waiting: int = _MAX_WAITING,
+        max_waiting: int = MAX_WAITING,
         max_finished: int = _MAX_FINISHED,
         backoff_s: Sequence[float] = BACKOFF_S,
     ) -> None:
@@ -91,12 +90,12 @@ class SamplingManager:
             definition: what is served; limits and the number of adapters come from it.
             launcher: how an engine is started.
             see: brings the folder of an adapter to where the engine can read it, if it is not there.
-            max_waiting: requests that may wait or run before submissions are refused.
+            max_waiting: requests that may wait or run, see `room.py`.
             max_finished: answers that are kept.
             backoff_s: pauses before launches, see `Supervisor`.
         """
         self._definition = definition
-        self._max_waiting = max_waiting
+        self._room = WaitingRoom(max_waiting)
         self._futures = SampleFutures(max_finished=max_finished, max_age_s=_MAX_AGE_S)
         self._tasks: anyio.abc.TaskGroup | None = None
         self._supervisor = Supervisor(
@@ -128,6 +127,7 @@ class SamplingManager:
         fingerprint: str,
         adapter: AdapterVersion | None,
         request: SampleRequest,
+        claim: Claim,
     ) -> SampleTicket:
         """Accept a request; the same number and fingerprint again gives the same ticket and runs nothing.
 
@@ -137,16 +137,17 @@ class SamplingManager:
             fingerprint: of the canonical payload.
             adapter: None = the base model.
             request: its `request_id` and `adapter` are set here.
+            claim: whose it is.
 
         Raises:
             InvalidRequest: the number was used with another payload, or the request cannot be honoured.
-            Saturated: too many requests wait; try again later.
+            Saturated: too many requests wait, or too many of this owner; try again later.
             Unavailable: the manager is not running.
             BackendLost: the engine was given up; the message has the cause.
         """
         future = self._futures.find(session_id, seq_id, fingerprint)
         if future is None:
-            self._check_admission(request)
+            self._check_admission(request, claim)
             assert self._tasks is not None
             future = self._futures.open(
                 session_id=session_id,
@@ -159,7 +160,8 @@ class SamplingManager:
                 request_id=future.request_id,
                 adapter=adapter.name if adapter is not None else None,
             )
-            self._tasks.start_soon(self._answer, future, adapter, request)
+            self._room.enter(claim, size_of(request))
+            self._tasks.start_soon(self._answer, future, adapter, request, claim)
         return SampleTicket(request_id=future.request_id, sequence_ids=future.sequence_ids)
 
     async def retrieve(self, request_id: str, wait_s: float) -> SampleState:
@@ -252,7 +254,7 @@ class SamplingManager:
 
     # ---- requests
 
-    def _check_admission(self, request: SampleRequest) -> None:
+    def _check_admission(self, request: SampleRequest, claim: Claim) -> None:
         check_request(
             request,
             vocab_size=self._definition.model.vocab_size,
@@ -261,13 +263,14 @@ class SamplingManager:
         self._supervisor.refuse_given_up()
         if self._tasks is None:
             raise Unavailable("sampling is not running; try again when the server is ready")
-        if self._futures.num_unfinished >= self._max_waiting:
-            raise Saturated(
-                f"{self._max_waiting} sample requests wait, which is the limit; try again later"
-            )
+        self._room.check(claim, size_of(request))
 
     async def _answer(
-        self, future: SampleFuture, adapter: AdapterVersion | None, request: SampleRequest
+        self,
+        future: SampleFuture,
+        adapter: AdapterVersion | None,
+        request: SampleRequest,
+        claim: Claim,
     ) -> None:
         """Run one request to its outcome, whatever it is."""
         outcome: Outcome = Failed(error=Unavailable("the server is stopping; try again later"))
@@ -282,6 +285,7 @@ class SamplingManager:
                 outcome = Failed(error=Gone(f"sample request {request.request_id} was cancelled"))
         finally:
             self._futures.settle(future, outcome)
+            self._room.leave(claim, size_of(request))
             if adapter is not None:
                 self._in_use[adapter.name] -= 1
                 self._in_use += Counter()  # drops what fell to zero
