@@ -5,6 +5,7 @@
     activations.py  what a layer keeps and works with, on GPUs
     autograd.py     the same as the CPU trainer does it, with torch's autograd
     memory.py       all of it at the moment of the peak, for one rank
+    sampler.py      what the embedded sampler takes of a rank's GPU
     flops.py        operations of one token
     traffic.py      bytes between ranks
     speed.py        seconds and dollars of a step, at stated rates
@@ -18,15 +19,18 @@ Formulas with their sources: docs/planner.md.
 from lilo_definitions.planner.job import Job, TrainerName
 from lilo_definitions.planner.memory import Memory
 from lilo_definitions.planner.plan import Plan, make_plan, ways_of
+from lilo_definitions.planner.sampler import SamplerMemory, sampler_memory
 from lilo_definitions.planner.search import nearest_fit, ranked_layouts
 
 __all__ = [
     "Job",
     "Memory",
     "Plan",
+    "SamplerMemory",
     "TrainerName",
     "make_plan",
     "nearest_fit",
     "ranked_layouts",
+    "sampler_memory",
     "ways_of",
 ]
