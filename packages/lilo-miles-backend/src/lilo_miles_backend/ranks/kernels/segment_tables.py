@@ -1,0 +1,170 @@
+"""Segment tables: what the kernels of `triton_lora.py` must know of a batch's adapters, as small tensors on the device.
+
+    tiles    which tokens one program has: (segment, first, end); a tile never crosses an adapter
+    table    where a segment's factors and gradients lie, their lora_rank and scale: adapters keep buffers of their own
+    columns  which output features one program has: (module, first, end); a block never crosses a module
+
+Each is made on the host, copied once through pinned memory without waiting, and kept: tiles for a microbatch's cut,
+tables for a site and its adapters, columns for a site's modules.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Generic, TypeVar
+
+import torch
+
+from lilo_miles_backend.ranks.lora import Segment
+
+ROWS_SMALL = 64
+"""Tokens of a program that makes a narrow product."""
+ROWS_BIG = 128
+"""Tokens of a program that adds to a wide tensor."""
+CHUNK = 1024
+"""Tokens whose outer products one program sums. Counted from a segment's first token, and the same for all batches:
+the order in which a gradient is summed depends on its own tokens alone."""
+COLUMNS = 128
+"""Features of one program."""
+FIELDS = 6
+"""Of a segment's line: a, b, grad_a, grad_b, lora_rank, bits of the float32 scale."""
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiles:
+    """A microbatch's cut into pieces of each size."""
+
+    small: torch.Tensor
+    """int32 [n, 3]."""
+    big: torch.Tensor
+    chunks: torch.Tensor
+    first_chunk: torch.Tensor
+    """int32 [segments + 1]: chunks of a segment are those from its entry to the next one's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """The adapters of one site."""
+
+    lines: torch.Tensor
+    """int64 [segments, FIELDS]."""
+    widest_rank: int
+    equal_ranks: bool
+    rank_divisor: int
+    """8 where it divides every lora_rank, else 1: whether 16 bytes of a row of B can be read at once."""
+    alignment: int
+    """16 where every pointer is a multiple of it, else 2: bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """The modules of one site."""
+
+    blocks: torch.Tensor
+    """int32 [n, 3]."""
+    bounds: torch.Tensor
+    """int32 [modules + 1]: the first feature of each, and their sum."""
+    features: int
+    """Their sum."""
+    divisor: int
+    """16 where every module has a multiple of it, else 1."""
+
+
+class Cache(Generic[Value]):
+    """The most recently used values by key."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._held: OrderedDict[Hashable, Value] = OrderedDict()
+
+    def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
+        """The value of `key`, made now if it is not there."""
+        if key in self._held:
+            self._held.move_to_end(key)
+        else:
+            self._held[key] = make()
+            if len(self._held) > self._size:
+                self._held.popitem(last=False)
+        return self._held[key]
+
+
+def make_tiles(ranges: Sequence[tuple[int, int]], device: torch.device) -> Tiles:
+    """Cut the tokens [first, end) of each segment; an empty one has no tiles."""
+    sizes = [pieces(ranges, size) for size in (ROWS_SMALL, ROWS_BIG, CHUNK)]
+    first_chunk = [0]
+    for first, end in ranges:
+        first_chunk.append(first_chunk[-1] + -(-(end - first) // CHUNK))
+    whole = to_device([n for lines in sizes for line in lines for n in line] + first_chunk, device)
+    *parts, bounds = whole.split([3 * len(lines) for lines in sizes] + [len(first_chunk)])
+    small, big, chunks = (part.view(-1, 3) for part in parts)
+    return Tiles(small=small, big=big, chunks=chunks, first_chunk=bounds)
+
+
+def pieces(ranges: Sequence[tuple[int, int]], size: int) -> list[tuple[int, int, int]]:
+    """(index, first, end) of pieces of at most `size`, none of which crosses a range. Pure."""
+    return [
+        (index, start, min(start + size, end))
+        for index, (first, end) in enumerate(ranges)
+        for start in range(first, end, size)
+    ]
+
+
+def make_columns(parts: Sequence[int], device: torch.device) -> Columns:
+    """Cut each module's features."""
+    bounds = [0]
+    for width in parts:
+        bounds.append(bounds[-1] + width)
+    blocks = pieces(list(pairwise(bounds)), COLUMNS)
+    whole = to_device([n for block in blocks for n in block] + bounds, device)
+    lines, ends = whole.split([3 * len(blocks), len(bounds)])
+    divisor = 16 if all(bound % 16 == 0 for bound in bounds) else 1
+    return Columns(blocks=lines.view(-1, 3), bounds=ends, features=bounds[-1], divisor=divisor)
+
+
+def table_key(segments: Sequence[Segment]) -> tuple[tuple[int, int, int, int, int, float], ...]:
+    """All that a table says: buffers that are freed and taken again by another adapter give no stale one."""
+    return tuple(
+        (
+            factors.a.data_ptr(),
+            factors.b.data_ptr(),
+            factors.grad_a.data_ptr(),
+            factors.grad_b.data_ptr(),
+            factors.lora_rank,
+            factors.scale,
+        )
+        for factors in (segment.factors for segment in segments)
+    )
+
+
+def make_table(key: Sequence[tuple[int, int, int, int, int, float]], device: torch.device) -> Table:
+    """From `table_key`."""
+    ranks = [line[4] for line in key]
+    pointers = [pointer for line in key for pointer in line[:4]]
+    numbers = [n for line in key for n in (*line[:5], _bits(line[5]))]
+    return Table(
+        lines=to_device(numbers, device, torch.int64).view(-1, FIELDS),
+        widest_rank=max(ranks),
+        equal_ranks=len(set(ranks)) == 1,
+        rank_divisor=8 if all(rank % 8 == 0 for rank in ranks) else 1,
+        alignment=16 if all(pointer % 16 == 0 for pointer in pointers) else 2,
+    )
+
+
+def to_device(
+    numbers: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int32
+) -> torch.Tensor:
+    """A tensor on the device that nobody waits for."""
+    here = torch.tensor(numbers, dtype=dtype)
+    if device.type != "cuda":
+        return here.to(device)
+    return here.pin_memory().to(device, non_blocking=True)
+
+
+def _bits(scale: float) -> int:
+    return struct.unpack("<i", struct.pack("<f", scale))[0]
