@@ -56,6 +56,37 @@ def stacked(tensor: torch.Tensor, axis: Axis) -> torch.Tensor:
     return result
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pending:
+    """What a collective will have written, which runs beside what this rank computes."""
+
+    result: torch.Tensor
+    work: dist.Work
+
+    def wait(self) -> torch.Tensor:
+        """The result, ready for what this rank queues next; the group's limit is the limit of this wait."""
+        self.work.wait()
+        return self.result
+
+
+def stacking(tensor: torch.Tensor, axis: Axis) -> Pending:
+    """Start `stacked` of a contiguous tensor, which must stay as it is meanwhile, on an axis of several ranks."""
+    result = tensor.new_empty((axis.size, *tensor.shape))
+    work = dist.all_gather_into_tensor(
+        result.view(-1, *tensor.shape[1:]), tensor, group=axis.group, async_op=True
+    )
+    return Pending(result=result, work=cast(dist.Work, work))
+
+
+def summing_parts(tensor: torch.Tensor, axis: Axis) -> Pending:
+    """Start the sum over ranks of tensor[rank], for each rank its own: contiguous, one entry per rank, several ranks."""
+    result = torch.empty_like(tensor[0])
+    work = dist.reduce_scatter_tensor(
+        result, tensor.view(-1, *tensor.shape[2:]), group=axis.group, async_op=True
+    )
+    return Pending(result=result, work=cast(dist.Work, work))
+
+
 def collected(value: object, axis: Axis) -> list[Any]:
     """Every rank's small picklable value, in rank order."""
     if not axis.is_split:

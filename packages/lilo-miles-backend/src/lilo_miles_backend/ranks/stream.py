@@ -45,6 +45,10 @@ class Stream:
     """bool [T]."""
     pieces: tuple[Piece, ...]
     """In the order of this rank's tokens, which they cover."""
+    lengths: tuple[int, ...]
+    """Real tokens of each row; 0: the row is padding of the stream and has none."""
+    padded: tuple[int, ...]
+    """Tokens of each row with its padding, on all ranks together; each has an equal share."""
     gathered: Array
     """int64 [T * cp]: for each token of the stream, where it lies in the ranks' tokens one rank after another."""
 
@@ -53,7 +57,7 @@ def pack(lengths: Sequence[int], padded: Sequence[int], cp_rank: int, cp_size: i
     """Lay rows one after another.
 
     Args:
-        lengths: real tokens of each row.
+        lengths: real tokens of each row; 0 for a row that only fills the stream up.
         padded: with padding; each a multiple of 2 * cp_size where that is above 2.
         cp_rank: which part to describe.
         cp_size: number of parts.
@@ -62,14 +66,17 @@ def pack(lengths: Sequence[int], padded: Sequence[int], cp_rank: int, cp_size: i
     parts = [_places(starts, padded, rank, cp_size) for rank in range(cp_size)]
     places = parts[cp_rank]
     ends = starts + np.asarray(lengths)
+    last = np.maximum(ends - 1, starts)
     row = np.searchsorted(starts, places, side="right") - 1
     gathered = np.empty(sum(padded), dtype=np.int64)
     gathered[np.concatenate(parts)] = np.arange(gathered.size)
     return Stream(
         places=places,
-        positions=np.minimum(places, ends[row] - 1) - starts[row],
+        positions=np.minimum(places, last[row]) - starts[row],
         is_real=places < ends[row],
         pieces=tuple(_pieces(starts, ends, padded, cp_rank, cp_size)),
+        lengths=tuple(lengths),
+        padded=tuple(padded),
         gathered=gathered,
     )
 
