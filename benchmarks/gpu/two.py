@@ -1,0 +1,171 @@
+"""Two GPUs of one host, ranks in processes of their own over NCCL: agreement of layouts, then speed.
+
+Agreement: TP2 and CP2 against one rank, from the same published adapter: logprobs, and the first moment after a step,
+which is the gradient times 1 - beta1, read back through a published training state.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from lilo_engine.commands.backend import BackendConfig
+from lilo_engine.commands.command import Batch, Destination, WorkItem
+from lilo_engine.operations.datum import Datum
+from lilo_engine.operations.operation import ModelId
+from lilo_engine.operations.reference import CheckpointRef
+from lilo_miles_backend import MilesBackend
+
+from benchmarks.gpu.costs import CEILING, useful
+from benchmarks.gpu.lines import at_least, at_most, emit, part
+from benchmarks.gpu.models import model_folder
+from benchmarks.gpu.ours import ADAM, Layout, Trainer, definition, random_datums, spec
+
+CASE = "two"
+FLOORS = {
+    ("cp", 65_536): 20_000.0,
+    ("cp", 131_072): 13_000.0,
+    ("cp", 262_144): 7_800.0,
+    ("tp", 16_384): 35_000.0,
+    ("tp", 65_536): 20_000.0,
+}
+"""Tokens a second and GPU."""
+KEEP = {262_144: "qkv"}
+"""Where keeping everything does not fit beside what is allocated for a moment."""
+GRADIENTS, LOGPROBS = 0.03, 0.05
+"""bf16 on both sides: 0.9 to 1.4 % each against float64."""
+MODEL = ModelId("m0")
+
+
+def main() -> None:
+    """Agreement first: speed of wrong numbers is none."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--model", default="8b")
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--runs", nargs="*", help="tp|cp:TOKENS; none: agreement alone")
+    parser.add_argument("--dtype", default="bfloat16")
+    arguments = parser.parse_args()
+    with part(CASE, "agreement"):
+        agreement(arguments)
+    runs = [f"{a}:{n}" for a, n in FLOORS] if arguments.runs is None else arguments.runs
+    for axis in ("tp", "cp"):
+        lengths = [int(run.partition(":")[2]) for run in runs if run.startswith(axis)]
+        for keep in dict.fromkeys(KEEP.get(tokens, "all") for tokens in lengths):
+            with part(CASE, f"{axis}2, keep {keep}"):
+                fitting = [n for n in lengths if KEEP.get(n, "all") == keep]
+                speed(arguments, axis, keep, fitting)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a layout made of the same adapter and data."""
+
+    logprobs: np.ndarray
+    state: CheckpointRef
+
+
+def agreement(arguments: argparse.Namespace) -> None:
+    """Layouts share a volume, so each loads what the first one published, and the first reads all results."""
+    folder, architecture = model_folder(arguments.model, 2)
+    datums = random_datums([1024, 509, 1, 1500], architecture.vocab)
+    with tempfile.TemporaryDirectory(prefix="lilo-two-") as volume:
+
+        def start(tp: int, cp: int) -> MilesBackend:
+            layout = Layout(device=arguments.device, tp=tp, cp=cp, dtype=arguments.dtype)
+            what = definition(folder, architecture, 4096, layout)
+            return MilesBackend(BackendConfig(definition=what, checkpoints_root=volume, epoch=1))
+
+        one = start(1, 1)
+        one.create_adapter(MODEL, spec(0))
+        _randomize(one)
+        first = _publish(one, "start", 1)
+        found = {"one": _stepped(one, first, datums, "one")}
+        for name, tp, cp in (("tp2", 2, 1), ("cp2", 1, 2)):
+            with part(CASE, f"agreement of {name}"):
+                backend = start(tp, cp)
+                try:
+                    backend.create_adapter(MODEL, spec(0))
+                    found[name] = _stepped(backend, first, datums, name)
+                finally:
+                    backend.close()
+        moments = {name: _moments(one, each.state) for name, each in found.items()}
+        one.close()
+    for name in [name for name in found if name != "one"]:
+        apart = float(np.abs(found[name].logprobs - found["one"].logprobs).max())
+        at_most(CASE, f"{name} against one rank: logprobs, largest |d|", apart, LOGPROBS)
+        difference = (moments[name] - moments["one"]).norm() / moments["one"].norm()
+        at_most(
+            CASE, f"{name} against one rank: gradients, |d| / |ref|", float(difference), GRADIENTS
+        )
+
+
+def _randomize(backend: MilesBackend) -> None:
+    adapter = backend.ranks.rank.adapter(MODEL)  # pyright: ignore[reportAttributeAccessIssue] - one rank, in here
+    generator = torch.Generator().manual_seed(5)
+    for name, factor in adapter.named(adapter.weights).items():
+        if name.endswith(".lora_B"):
+            factor.copy_(0.01 * torch.randn(factor.shape, generator=generator))
+
+
+def _publish(backend: MilesBackend, name: str, order: int) -> CheckpointRef:
+    capture = backend.capture(MODEL, "training")
+    destination = Destination(run_id=MODEL, kind="weights", name=name, order=order, overwrite=False)
+    backend.persist(capture, destination)
+    return CheckpointRef(run_id=MODEL, kind="weights", name=name)
+
+
+def _stepped(backend: MilesBackend, start: CheckpointRef, datums: list[Datum], name: str) -> Found:
+    backend.load(MODEL, start, with_optimizer=False)
+    item = WorkItem(operation_id="op", model_id=MODEL, datums=tuple(datums))
+    batch = Batch(loss="cross_entropy", config={}, forward_only=False, items=(item,))
+    (output,) = backend.forward_backward(batch)
+    assert output.error is None, output.error
+    backend.optim_step(MODEL, ADAM)
+    logprobs = np.concatenate([one.numpy().reshape(-1) for one in output.logprobs])
+    return Found(logprobs, _publish(backend, name, 2))
+
+
+def _moments(backend: MilesBackend, state: CheckpointRef) -> torch.Tensor:
+    backend.load(MODEL, state, with_optimizer=True)
+    adapter = backend.ranks.rank.adapter(MODEL)  # pyright: ignore[reportAttributeAccessIssue]
+    return adapter.exp_avg.double().cpu()
+
+
+def speed(arguments: argparse.Namespace, axis: str, keep: str, lengths: list[int]) -> None:
+    """Steps of one row with optimizer, timed in the driver, whose calls return when all ranks have."""
+    folder, architecture = model_folder(arguments.model, arguments.layers)
+    tp, cp = (2, 1) if axis == "tp" else (1, 2)
+    layout = Layout(device=arguments.device, keep=keep, tp=tp, cp=cp)
+    with Trainer(definition(folder, architecture, max(lengths), layout)) as trainer:
+        for tokens in lengths:
+            with part(CASE, f"{axis}2 at {tokens}"):
+                data = {trainer.models[0]: random_datums([tokens], architecture.vocab)}
+                seconds: list[float] = []
+                metrics: dict[str, float] = {}
+                for _ in range(3 if tokens > 100_000 else 6):
+                    started = time.perf_counter()
+                    (output,) = trainer.step(data)
+                    seconds.append(time.perf_counter() - started)
+                    metrics = dict(output.metrics)
+                best = min(seconds[1:])
+                emit(
+                    CASE,
+                    setting=f"{axis}2, keep {keep}",
+                    tokens=tokens,
+                    tok_s=tokens / best / 2,
+                    useful_share=useful(architecture, [tokens]) / best / 2 / CEILING,
+                    seconds=[round(one, 3) for one in seconds],
+                    peak_gib=next((v for k, v in metrics.items() if "peak" in k), 0.0),
+                )
+                if (axis, tokens) in FLOORS:
+                    figure = f"{axis}2 at {tokens}: tokens a second and GPU"
+                    at_least(CASE, figure, tokens / best / 2, FLOORS[axis, tokens])
+
+
+if __name__ == "__main__":
+    main()
