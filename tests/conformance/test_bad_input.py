@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import time
 
 import numpy as np
@@ -332,22 +333,28 @@ def test_a_stop_token_that_cannot_be_drawn_is_refused(served, token):
 
 @pytest.mark.parametrize("ids_first", [True, False])
 @pytest.mark.parametrize("stated", [True, False], ids=["with a length", "in chunks"])
+@pytest.mark.parametrize("packed", [None, "small", "large"])
 def test_a_json_body_that_is_too_large_uses_up_its_number_wherever_that_stands(
-    fussy, ids_first, stated
+    fussy, ids_first, stated, packed
 ):
     model_id = fussy.model()
     inputs = {"target_tokens": {"data": [1] * 50, "dtype": "int64"}}
     chunk = {"type": "encoded_text", "tokens": [1] * 50}
     datum = {"model_input": {"chunks": [chunk]}, "loss_fn_inputs": inputs}
-    data = {"forward_backward_input": {"data": [datum] * 5000, "loss_fn": "cross_entropy"}}
+    # What does not get smaller is too large before it is unpacked.
+    noise = random.Random(0).randbytes(1 << 20).hex() if packed == "large" else ""
+    data = {"forward_backward_input": {"data": [datum] * 3000, "loss_fn": noise}}
     ids = {"model_id": model_id, "seq_id": 1}
     content = json.dumps({**ids, **data} if ids_first else {**data, **ids}).encode()
     assert len(content) > 1 << 20
+    headers = {"Content-Type": "application/json"}
+    if packed is not None:
+        content = zstandard.ZstdCompressor().compress(content)
+        headers["Content-Encoding"] = "zstd"
+        assert (len(content) > 1 << 20) == (packed == "large")
     pieces = [content[at : at + 50_000] for at in range(0, len(content), 50_000)]
     sent = fussy.post(
-        "forward_backward",
-        content=content if stated else iter(pieces),
-        headers={"Content-Type": "application/json"},
+        "forward_backward", content=content if stated else iter(pieces), headers=headers
     )
     assert sent.status_code == 413
     taken = fussy.finished(send_binary(fussy, binary(model_id, 2, [1, 2, 3])))

@@ -28,12 +28,9 @@ _JSON = ("application/json", "")
 INLINE_BYTES = 16 * 1024
 """Smaller bodies are parsed on the event loop: going to a thread costs more (about 0.1 ms) than parsing them."""
 
-HEAD_BYTES = 256
-"""Enough for a model id and a number, in plain or packed."""
-
 _SHOWN_CHARACTERS = 60
 """Of a value that an error quotes."""
-_PATIENCE = 4
+PATIENCE = 4
 """Times the limit that is read of a body that is too large, before the connection is cut."""
 
 Wire = TypeVar("Wire", bound=BaseModel)
@@ -72,8 +69,7 @@ async def read_body(
     Args:
         request: Its body must not have been read.
         limits: Largest sizes that are accepted.
-        dropped: Gets the pieces, as they came and in order, of a body that is too large to keep; of one that is only
-            too large when it is unpacked, the first bytes.
+        dropped: Gets the pieces, as they came and in order, of a body that is too large to keep; called in a thread.
 
     Raises:
         TooLarge, UnsupportedMedia, InvalidRequest: see `compression.py`; also for the media type.
@@ -96,7 +92,7 @@ async def read_body(
             )
         except TooLarge:
             if dropped is not None:
-                dropped(raw[:HEAD_BYTES])
+                await anyio.to_thread.run_sync(dropped, raw)
             raise
     return Body(data=data, protobuf=media == PROTOBUF)
 
@@ -190,11 +186,11 @@ async def _read(
         if too_large:
             for each in pieces:
                 if dropped is not None:
-                    dropped(each)
+                    await anyio.to_thread.run_sync(dropped, each)
                 # Others have their turn: a body without a stated length was kept up to the limit.
                 await anyio.lowlevel.checkpoint()
             pieces.clear()
-        if size > _PATIENCE * limit_bytes:
+        if size > PATIENCE * limit_bytes:
             break
     if too_large:
         raise TooLarge(_over(f"{stated or size} bytes", limit_bytes))

@@ -43,23 +43,37 @@ def decompress(body: bytes, encoding: str, *, limit_bytes: int) -> bytes:
             )
 
 
-def start_of(head: bytes, encoding: str) -> bytes:
-    """What can be unpacked from the first bytes of a body; empty when that is nothing.
+class Unpacking:
+    """A body that is too large to keep, unpacked piece by piece; what cannot be unpacked is left out."""
 
-    Args:
-        head: At most a few hundred bytes, so that the result stays within some megabytes.
-        encoding: The `Content-Encoding`.
-    """
-    if encoding.strip().lower() != "zstd":
-        return head
-    try:
-        return (
-            zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
-            .decompressobj()
-            .decompress(head)
-        )
-    except zstandard.ZstdError:
-        return b""
+    def __init__(self, encoding: str, *, limit_bytes: int) -> None:
+        """Nothing was fed.
+
+        Args:
+            encoding: The `Content-Encoding`.
+            limit_bytes: Nothing is unpacked after so much.
+        """
+        self._left_bytes = limit_bytes
+        self._frame: zstandard.ZstdDecompressionObj | None = None
+        if encoding.strip().lower() == "zstd":
+            packer = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
+            self._frame = packer.decompressobj()
+
+    def feed(self, piece: bytes) -> Iterator[bytes]:
+        """What a piece of the body unpacks to; of a few megabytes at most each."""
+        if self._frame is None:
+            yield piece
+            return
+        for start in range(0, len(piece), _PIECE_BYTES):
+            if self._left_bytes <= 0 or self._frame.eof:
+                return
+            try:
+                plain = self._frame.decompress(piece[start : start + _PIECE_BYTES])
+            except zstandard.ZstdError:
+                self._left_bytes = 0
+                return
+            self._left_bytes -= len(plain)
+            yield plain
 
 
 def _zstd(body: bytes, limit_bytes: int) -> bytes:

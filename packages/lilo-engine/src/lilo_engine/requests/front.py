@@ -32,10 +32,9 @@ from lilo_engine.operations.operation import (
     RequestId,
 )
 from lilo_engine.operations.result import FutureState
-from lilo_engine.requests import decode, wire_protobuf
-from lilo_engine.requests.body import HEAD_BYTES, PROTOBUF, Body, BodyLimits, off_loop, read_body
-from lilo_engine.requests.compression import start_of
-from lilo_engine.requests.identity_scan import IdentityScan
+from lilo_engine.requests import decode
+from lilo_engine.requests.body import PATIENCE, PROTOBUF, Body, BodyLimits, off_loop, read_body
+from lilo_engine.requests.dropped_body import DroppedBody
 from lilo_engine.requests.json_response import json_response
 from lilo_engine.requests.long_polls import LongPolls
 from lilo_engine.sampling.futures import PREFIX as SAMPLE_PREFIX
@@ -202,25 +201,16 @@ async def submit_numbered(
 
 async def read_numbered(request: Request, verb: str) -> Body:
     """Read a request that may have a number; one that is too large uses it up too."""
-    front = front_of(request)
-    encoding = request.headers.get("content-encoding", "")
-    protobuf = request.headers.get("content-type", "").startswith(PROTOBUF)
-    head, scan = bytearray(), IdentityScan()
-
-    def dropped(piece: bytes) -> None:
-        head.extend(piece[: max(0, HEAD_BYTES - len(head))])
-        if not protobuf and not encoding:
-            scan.feed(piece)
-
+    limits = front_of(request).settings.body
+    dropped = DroppedBody(
+        request.headers.get("content-encoding", ""),
+        protobuf=request.headers.get("content-type", "").startswith(PROTOBUF),
+        limit_bytes=PATIENCE * limits.decompressed_bytes,
+    )
     try:
-        return await read_body(request, front.settings.body, dropped)
+        return await read_body(request, limits, dropped.feed)
     except TooLarge as error:
-        # The binary form begins with both.
-        start = start_of(bytes(head), encoding)
-        if encoding and not protobuf:
-            scan.feed(start)
-        found = wire_protobuf.identity_of(start) if protobuf else scan.identity
-        await _use_up_number(request, found, verb, error)
+        await _use_up_number(request, dropped.identity, verb, error)
         raise
 
 
