@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from lilo_definitions.architecture import Architecture
 from lilo_definitions.definition import Definition
+from lilo_definitions.planner.adapters import adapter_parameters
 from lilo_definitions.planner.job import Job
 from lilo_definitions.planner.memory import CONTEXT_BYTES, USABLE_SHARE, memory_of
 
@@ -17,6 +18,8 @@ WORKING_BYTES = 2e9
 """Activations of a piece of prompt, and float32 and float64 logits of a full batch."""
 _CACHE_SHARE = 0.25
 """Of what is left beside the leanest trainer; the rest lets its layers keep more."""
+_FUSED_SHARE = 1.5
+"""Of an adapter's numbers, what it takes to hold them: the factors of fused projections hold zeros too."""
 _LEAST_ROWS = 2
 """Whole contexts that always fit: one that is computed, and one that generates."""
 
@@ -27,6 +30,8 @@ class SamplerMemory:
 
     weights: float
     """The whole base model, whatever the trainer's layout."""
+    adapters: float
+    """As many as it holds, of the largest rank."""
     cache: float
     """Most that keys, values and states of rows may take."""
     row_bytes: int
@@ -37,7 +42,7 @@ class SamplerMemory:
     @property
     def total(self) -> float:
         """With what it works in and its CUDA context."""
-        return self.weights + self.cache + WORKING_BYTES + CONTEXT_BYTES
+        return self.weights + self.adapters + self.cache + WORKING_BYTES + CONTEXT_BYTES
 
 
 def sampler_memory(definition: Definition, *, device_bytes: float) -> SamplerMemory | None:
@@ -54,6 +59,8 @@ def sampler_memory(definition: Definition, *, device_bytes: float) -> SamplerMem
         return None
     job = Job.of(definition)
     weights = job.architecture.parameters * job.dtype_bytes
+    adapters = definition.sampler.max_adapters * adapter_parameters(job) * job.dtype_bytes
+    adapters *= _FUSED_SHARE
     row, token = _row_bytes(job.architecture, job.dtype_bytes), _token_bytes(job)
     whole = row + definition.context * token
     left = (
@@ -61,11 +68,14 @@ def sampler_memory(definition: Definition, *, device_bytes: float) -> SamplerMem
         - 2 * CONTEXT_BYTES
         - WORKING_BYTES
         - weights
+        - adapters
         - memory_of(job, "lilo", "input").peak
     )
     most = definition.sampler.sequences * whole
     cache = min(most, max(_LEAST_ROWS * whole, _CACHE_SHARE * left))
-    return SamplerMemory(weights=weights, cache=cache, row_bytes=row, token_bytes=token)
+    return SamplerMemory(
+        weights=weights, adapters=adapters, cache=cache, row_bytes=row, token_bytes=token
+    )
 
 
 def _token_bytes(job: Job) -> int:

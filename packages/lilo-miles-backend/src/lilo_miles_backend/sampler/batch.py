@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
 from lilo_engine.errors import CommandFailed, LiloError
 
 from lilo_miles_backend.sampler import logprobs
+from lilo_miles_backend.sampler.admission import Ready, shares
 from lilo_miles_backend.sampler.draw import draw_tokens
 from lilo_miles_backend.sampler.model import Model
 from lilo_miles_backend.sampler.prefill import Prefill, take_group
@@ -34,33 +34,35 @@ _MAX_READY = 16
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True, eq=False)
-class _Ready:
-    """A job whose prompt is computed, with samples that have not started."""
-
-    job: Job
-    prefill: Prefill
-    row: int
-    started: int = 0
-
-    @property
-    def left(self) -> int:
-        """Samples that have not started."""
-        return len(self.job.sequences) - self.started
-
-
 class Batch:
     """The jobs of one sampler."""
 
-    def __init__(self, model: Model, *, max_rows: int, max_length: int) -> None:
-        """Nothing runs and nothing is allocated yet."""
+    def __init__(
+        self, model: Model, *, max_rows: int, max_length: int, cache_bytes: int | None = None
+    ) -> None:
+        """Nothing runs and nothing is allocated yet.
+
+        Args:
+            model: what computes.
+            max_rows: samples that generate at once.
+            max_length: the context.
+            cache_bytes: for the caches of rows and of computed prompts together; None: no limit but the above.
+        """
         self.generated_tokens = 0
         self._model = model
         self._max_rows = max_rows
         self._cache = model.new_cache(max_rows=max_rows, max_length=max_length)
+        self._prompt_bytes: int | None = None
+        if cache_bytes is not None:
+            # Prompts get a quarter, and room for a whole one: rows and prompts never wait for each other's memory.
+            self._prompt_bytes = max(cache_bytes // 4, self._cache.bytes_of(1, max_length))
+            rest = max(0, cache_bytes - self._prompt_bytes)
+            self._cache = model.new_cache(
+                max_rows=max_rows, max_length=max_length, limit_bytes=rest
+            )
         self._waiting: deque[Job] = deque()
         self._prefill: Prefill | None = None
-        self._ready: deque[_Ready] = deque()
+        self._ready: deque[Ready] = deque()
         self._live: list[Sequence] = []
 
     @property
@@ -78,6 +80,19 @@ class Batch:
         """Jobs whose prompt is not computed yet, or which have no live sample yet."""
         prefilling = len(self._prefill.jobs) if self._prefill is not None else 0
         return len(self._waiting) + prefilling + sum(ready.started == 0 for ready in self._ready)
+
+    @property
+    def held_bytes(self) -> int:
+        """Of the caches of rows, and of prompts that are computed or being computed."""
+        return self._cache.size_bytes + self._held_by_prompts
+
+    @property
+    def _held_by_prompts(self) -> int:
+        """Of prompts that are computed or being computed; a group's prompts share a cache."""
+        prefills = [entry.prefill for entry in self._ready]
+        if self._prefill is not None:
+            prefills.append(self._prefill)
+        return sum({id(prefill): prefill.cache.size_bytes for prefill in prefills}.values())
 
     def submit(self, job: Job) -> None:
         """Take a job; its answer comes out of a later step."""
@@ -121,7 +136,10 @@ class Batch:
         if self._prefill is None:
             if not self._waiting or len(self._ready) >= _MAX_READY:
                 return
-            self._prefill = Prefill(self._model, take_group(self._waiting, self._max_rows))
+            group = take_group(self._waiting, self._max_rows, self._prompts_fit)
+            if not group:
+                return
+            self._prefill = Prefill(self._model, group)
         prefill = self._prefill
         try:
             prefill.step()
@@ -132,8 +150,15 @@ class Batch:
         if prefill.done:
             self._prefill = None
             self._ready.extend(
-                _Ready(job, prefill, row) for row, job in enumerate(prefill.jobs) if not job.settled
+                Ready(job, prefill, row) for row, job in enumerate(prefill.jobs) if not job.settled
             )
+
+    def _prompts_fit(self, rows: int, length: int) -> bool:
+        """Whether these prompts fit beside those that wait for rows; when none waits, one always does."""
+        if self._prompt_bytes is None or (rows == 1 and not self._ready):
+            return True
+        more = self._cache.bytes_of(rows, length)
+        return self._held_by_prompts + more <= self._prompt_bytes
 
     def _retry_alone(self, jobs: list[Job], error: Exception) -> None:
         if len(jobs) == 1:
@@ -148,9 +173,11 @@ class Batch:
 
     def _start_samples(self) -> None:
         """Give free rows to ready jobs; a job that has more samples to start goes to the end of the queue."""
-        shares = _shares(self._ready, self._max_rows - len(self._live))
-        unfinished: list[_Ready] = []
-        for ready, count in shares:
+        unfinished: list[Ready] = []
+        started = shares(
+            self._ready, live=len(self._live), longest=self._longest, cache=self._cache
+        )
+        for ready, count in started:
             self._ready.remove(ready)
             begin = ready.started
             ready.started += count
@@ -163,7 +190,12 @@ class Batch:
                 unfinished.append(ready)
         self._ready.extend(unfinished)
 
-    def _start(self, ready: _Ready, sequences: list[Sequence]) -> None:
+    @property
+    def _longest(self) -> int:
+        """Positions of the longest live row at its end."""
+        return max((sequence.job.length for sequence in self._live), default=0)
+
+    def _start(self, ready: Ready, sequences: list[Sequence]) -> None:
         """Draw the first token of these samples and make rows of those that go on."""
         job, prefill = ready.job, ready.prefill
         assert prefill.last_logits_BV is not None
@@ -174,9 +206,13 @@ class Batch:
         for sequence in sequences:
             if sequence.ended is None and not job.settled:
                 row = len(self._live)
-                self._cache.reserve(row + 1, len(job.prompt))
+                self._cache.reserve(row + 1, self._needed(job))
                 self._cache.copy_from(prefill.cache, ready.row, row, len(job.prompt))
                 self._live.append(sequence)
+
+    def _needed(self, job: Job) -> int:
+        """Positions to reserve for a row: to its end where memory is counted, else as it grows."""
+        return len(job.prompt) if self._prompt_bytes is None else max(self._longest, job.length)
 
     # ---- decoding
 
@@ -227,23 +263,3 @@ class Batch:
                 self._cache.copy_from(self._cache, len(self._live), row, last.next_position)
                 self._live[row] = last
         self._ready = deque(ready for ready in self._ready if not ready.job.settled)
-
-
-def _shares(ready: Iterable[_Ready], free: int) -> list[tuple[_Ready, int]]:
-    """How many samples each ready job starts now: equal shares of the free rows, in order.
-
-    What ends with its first token, or has none, needs no row.
-    """
-    shares = {id(entry): 0 for entry in ready}
-    hungry: list[_Ready] = []
-    for entry in ready:
-        if entry.job.max_new <= 1:
-            shares[id(entry)] = entry.left
-        else:
-            hungry.append(entry)
-    while free and hungry:
-        for entry in hungry[:free]:
-            shares[id(entry)] += 1
-            free -= 1
-        hungry = [entry for entry in hungry if shares[id(entry)] < entry.left]
-    return [(entry, shares[id(entry)]) for entry in ready if shares[id(entry)]]

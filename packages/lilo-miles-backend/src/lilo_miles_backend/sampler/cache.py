@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from lilo_miles_backend.sampler.mixer import LayerCache, Mixer
 
 _MIN_ROWS = 4
@@ -87,9 +89,11 @@ class Cache:
             layer.clear(row)
 
     def release(self) -> None:
-        """Give all memory back; nothing may be live."""
+        """Give all memory back, to the device too: others compute on it; nothing may be live."""
         self.layers = tuple(mixer.new_cache() for mixer in self._mixers)
         self._rows = self._length = 0
+        if self._limit_bytes is not None and torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
 
 def _grown(have: int, need: int, least: int, most: int) -> int:

@@ -28,6 +28,7 @@ from lilo_engine.sampling.validate import check_request
 
 from lilo_miles_backend.sampler.adapters import Adapter, read_adapter
 from lilo_miles_backend.sampler.batch import Batch
+from lilo_miles_backend.sampler.device import cache_limit, choose_device
 from lilo_miles_backend.sampler.model import Model
 from lilo_miles_backend.sampler.sequence import Job
 from lilo_miles_backend.sampler.text import StopStrings, read_tokenizer
@@ -50,15 +51,14 @@ class EmbeddedSampler:
             num_threads: of torch. One is the quickest for small models and leaves the machine to the trainer.
 
         Raises:
-            ValueError: the model folder holds something that this sampler does not run.
+            InvalidRequest: the model folder holds something that this sampler does not run, or there is no GPU where
+                the definition asks for one.
+            ValueError: its vocabulary is not the definition's.
         """
         definition = config.definition
         folder = resolve_source(definition.model.source)
-        base = read_base(
-            folder,
-            dtype=_DTYPES[definition.dtype],
-            device=torch.device(definition.topology.device),
-        )
+        device = choose_device(definition)
+        base = read_base(folder, dtype=_DTYPES[definition.dtype], device=device)
         if base.shape.vocab_size != definition.model.vocab_size:
             raise ValueError(
                 f"definition {definition.name!r} says vocab_size {definition.model.vocab_size}, "
@@ -82,7 +82,10 @@ class EmbeddedSampler:
             pid=os.getpid(),
         )
         batch = Batch(
-            Model(base), max_rows=definition.sampler.sequences, max_length=definition.context
+            Model(base),
+            max_rows=definition.sampler.sequences,
+            max_length=definition.context,
+            cache_bytes=cache_limit(definition, device),
         )
         self._worker = Worker(batch, num_threads=num_threads)
 

@@ -8,6 +8,7 @@ the last token of a row, where no token of that row looks.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 import torch
 
@@ -20,13 +21,22 @@ _LOGIT_ROWS = 256
 """Prompt positions whose logits are held at once."""
 
 
-def take_group(waiting: deque[Job], max_rows: int) -> list[Job]:
-    """Remove from the head of `waiting` the jobs that fit into one step; the first one always does."""
+def take_group(waiting: deque[Job], max_rows: int, fits: Callable[[int, int], bool]) -> list[Job]:
+    """Remove from the head of `waiting` the jobs that fit into one step.
+
+    Args:
+        waiting: at least one.
+        max_rows: most jobs.
+        fits: whether there is memory for so many rows of such a length; if not for the first job, the group is empty.
+    """
+    longest = len(waiting[0].prompt)
+    if not fits(1, longest):
+        return []
     group = [waiting.popleft()]
-    longest = len(group[0].prompt)
     while waiting and len(group) < max_rows and not group[0].alone and not waiting[0].alone:
         longest = max(longest, len(waiting[0].prompt))
-        if longest * (len(group) + 1) > CHUNK_TOKENS:
+        rows = len(group) + 1
+        if longest * rows > CHUNK_TOKENS or not fits(rows, longest):
             break
         group.append(waiting.popleft())
     return group

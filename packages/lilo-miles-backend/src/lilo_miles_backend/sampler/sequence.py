@@ -93,6 +93,11 @@ class Job:
             for sequence in self.sequences:
                 sequence.ended = "length"
 
+    @property
+    def length(self) -> int:
+        """Positions of a row of this job at its longest; the last token that is drawn is never fed."""
+        return len(self.prompt) + max(0, self.max_new - 1)
+
     def verdict(self, tokens: list[int]) -> StopReason | None:
         """Whether a sample with these tokens has ended, and why."""
         if tokens[-1] in self.request.params.stop_tokens:
