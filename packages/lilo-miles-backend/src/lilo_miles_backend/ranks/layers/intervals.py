@@ -1,0 +1,82 @@
+"""Intervals: the pieces of a stream that a rank has, as recurrences see them: where each begins and what came before.
+
+Without context parallelism an interval is a row. With it, it is one of a row's two chunks that this rank has (zigzag,
+`stream.py`): rank r has chunks r and 2 cp - 1 - r of every row, one after the other. What enters a chunk was computed
+on other ranks.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intervals:
+    """One microbatch's, on one rank; T tokens in all. Made once per shape and shared by all layers."""
+
+    lengths: tuple[int, ...]
+    """Tokens of each, padding included; their sum is T."""
+    bounds: torch.Tensor
+    """int64 [I + 1] on the device: where each begins, and T."""
+    host_bounds: torch.Tensor
+    """The same on the CPU, so that no kernel has to ask the device for it."""
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], device: torch.device) -> Intervals:
+        """Of consecutive lengths."""
+        return _made(tuple(lengths), device)
+
+
+@functools.lru_cache(maxsize=4)
+def _made(lengths: tuple[int, ...], device: torch.device) -> Intervals:
+    bounds = torch.tensor([0, *np.cumsum(lengths, dtype=np.int64).tolist()], dtype=torch.int64)
+    return Intervals(lengths=lengths, bounds=bounds.to(device), host_bounds=bounds)
+
+
+def interval_lengths(padded: Sequence[int], cp_size: int) -> tuple[int, ...]:
+    """Lengths of a rank's intervals, from those of whole padded rows; the same on every rank."""
+    if cp_size == 1:
+        return tuple(padded)
+    return tuple(length // (2 * cp_size) for length in padded for _ in range(2))
+
+
+@functools.lru_cache(maxsize=4)
+def chunk_order(rows: int, cp_size: int, device: torch.device) -> torch.Tensor:
+    """int64 [2 cp, rows]: where chunk j of each row lies among all ranks' intervals, one rank after another."""
+    chunks = np.arange(2 * cp_size)[:, None]
+    is_front = chunks < cp_size
+    rank = np.where(is_front, chunks, 2 * cp_size - 1 - chunks)
+    places = rank * 2 * rows + 2 * np.arange(rows)[None] + np.where(is_front, 0, 1)
+    return torch.from_numpy(places).to(device)
+
+
+@functools.lru_cache(maxsize=4)
+def tail_places(
+    padded: tuple[int, ...], count: int, cp_rank: int, cp_size: int, device: torch.device
+) -> torch.Tensor:
+    """Where the `count` tokens before each of this rank's intervals lie among the tails that all ranks send.
+
+    A tail is an interval's last `count` tokens, as many as it has, at the end of `count` places. A chunk may be
+    shorter than that; then what came before it lies in several tails.
+
+    Returns:
+        int64 [intervals, count] into [ranks * intervals * count]; -1 where there is no such token.
+    """
+    rows = len(padded)
+    order = chunk_order(rows, cp_size, torch.device("cpu")).numpy()
+    places = np.full((2 * rows, count), -1, dtype=np.int64)
+    for row, length in enumerate(padded):
+        size = length // (2 * cp_size)
+        for half, chunk in enumerate((cp_rank, 2 * cp_size - 1 - cp_rank)):
+            for slot in range(count):
+                token = chunk * size - (count - slot)
+                if token >= 0:
+                    interval = order[token // size, row]
+                    from_end = size - token % size
+                    places[2 * row + half, slot] = interval * count + count - from_end
+    return torch.from_numpy(places).to(device)
