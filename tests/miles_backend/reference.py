@@ -111,6 +111,11 @@ def datum(length: int, rng: np.random.Generator, *, vocab: int, **inputs: object
     return Datum(tokens=Tensor.of(ids[:-1], "int32"), loss_inputs=tensors)
 
 
+def numbers(output: Output) -> tuple[object, ...]:
+    """What of an output is the same however long it took."""
+    return output.operation_id, output.error, output.logprobs, output.metrics.get("loss:sum")
+
+
 def sums(count: int, rng: np.random.Generator) -> list[Datum]:
     """Text that `tiny` was trained on, as `12+34=46` and the end token: 5 to 9 tokens each."""
     datums: list[Datum] = []

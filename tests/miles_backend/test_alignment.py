@@ -12,7 +12,7 @@ from lilo_definitions import Definition, Topology
 from lilo_engine.errors import InvalidRequest
 from lilo_miles_backend import MilesBackend
 from lilo_miles_backend.ranks.alignment import Alignment, required_multiple
-from lilo_miles_backend.ranks.microbatch import share
+from lilo_miles_backend.ranks.filling import share
 from lilo_miles_backend.ranks.stream import pack
 
 from tests.miles_backend import reference as ref

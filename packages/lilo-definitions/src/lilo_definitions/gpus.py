@@ -45,3 +45,24 @@ GPUS: Mapping[GpuName, Gpu] = MappingProxyType(
     }
 )
 """By name. Speeds: 312, 989, 989 and 2,250 TFLOP/s dense bf16 in the vendor's data sheets."""
+
+
+BF16_FLOPS_PER_S = 989e12
+"""Dense bf16 operations a second of an H200, whose `speed` is 1, by data sheet."""
+
+_REPORTED_NAMES: Mapping[str, GpuName] = MappingProxyType(
+    {
+        "NVIDIA A100-SXM4-80GB": "A100-80GB",
+        "NVIDIA A100 80GB PCIe": "A100-80GB",
+        "NVIDIA H100 80GB HBM3": "H100",
+        "NVIDIA H200": "H200",
+        "NVIDIA B200": "B200",
+    }
+)
+"""As CUDA reports them; variants of these with other clocks have other names and are not known."""
+
+
+def bf16_flops_per_s(reported_name: str) -> float | None:
+    """Dense bf16 operations a second of a device by the name that it reports; None: not known."""
+    name = _REPORTED_NAMES.get(reported_name)
+    return None if name is None else BF16_FLOPS_PER_S * GPUS[name].speed

@@ -11,13 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from lilo_definitions.gpus import BF16_FLOPS_PER_S
 from lilo_definitions.planner.flops import flops_of
 from lilo_definitions.planner.job import Job, TrainerName
 from lilo_definitions.planner.traffic import traffic_of
 from lilo_definitions.trainer import Keep
-
-PEAK = 989e12
-"""Dense bf16 operations a second of an H200 by data sheet; the share of it is printed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +107,7 @@ def step_of(
     speed = count * job.context / seconds / job.world_size
     share, usd = None, None
     if job.gpu is not None:
-        share = flops_of(job, keep).useful * speed / (PEAK * job.gpu.speed)
+        share = flops_of(job, keep).useful * speed / (BF16_FLOPS_PER_S * job.gpu.speed)
         price = job.gpu.usd_per_hour if usd_per_gpu_hour is None else usd_per_gpu_hour
         usd = seconds / 3600 * price * job.world_size
     return Step(

@@ -1,31 +1,33 @@
-"""Batches: one RunBatch on one rank: its items as passes, and their outputs over all data-parallel ranks.
+"""Batches: one RunBatch on one rank: its items as passes, and their outputs over all ranks.
 
 Every rank gets the whole batch. What is wrong with an item is found before anything is exchanged, from the same data
-and so alike on all ranks; a loss that is not finite is seen by the ranks that computed it and told to their
-data-parallel neighbours at the end, so that all drop the same gradients.
+and so alike on all ranks; a loss that is not finite is seen in the sum over the ranks, so that all drop the same gradients.
+The host waits for the device once, when all passes are queued.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import torch
-from lilo_definitions import Definition
+from lilo_definitions import Definition, architecture_of
 from lilo_engine.commands.command import Batch, Output, WorkItem
 from lilo_engine.errors import LiloError
-from lilo_engine.operations.tensor import Tensor
 
 from lilo_miles_backend.ranks.alignment import Alignment
-from lilo_miles_backend.ranks.collectives import Axis, collected, sum_in_place
-from lilo_miles_backend.ranks.forward_backward import Part, PartResult, PassLimits, run_pass
+from lilo_miles_backend.ranks.answers import Answer, Answers
+from lilo_miles_backend.ranks.dtype import compute_dtype
+from lilo_miles_backend.ranks.forward_backward import Part, PassLimits, run_pass
 from lilo_miles_backend.ranks.losses import Objective
+from lilo_miles_backend.ranks.memory import DeviceMemory
 from lilo_miles_backend.ranks.microbatch import Layout
 from lilo_miles_backend.ranks.model import BaseModel
+from lilo_miles_backend.ranks.report import RanPass, Report
 from lilo_miles_backend.ranks.residents import Residents
-from lilo_miles_backend.ranks.rows import Array, assert_checked, make_row
+from lilo_miles_backend.ranks.rows import Row, assert_checked, make_row
+from lilo_miles_backend.ranks.work import Work
 
 _log = logging.getLogger(__name__)
 
@@ -35,10 +37,9 @@ class _Run:
     """One item on its way: a part, and then what became of it."""
 
     item: WorkItem
+    rows: Sequence[Row] = ()
     part: Part | None = None
     """None: it was refused before the pass."""
-    result: PartResult | None = None
-    """None until it ran."""
     error: str | None = None
 
 
@@ -58,39 +59,59 @@ class BatchRunner:
         self._residents = residents
         self._moved = moved
         self._parallel = model.parallel
-        topology, limits = definition.topology, definition.limits
         self._packs_models = definition.trainer.pack_models
-        layout = Layout(
-            alignment=Alignment.of(topology, sequence_parallel=False),
-            cp_rank=self._parallel.cp.rank,
-            cp_size=self._parallel.cp.size,
-            packed=self._parallel.cp.is_split or self._packs_models,
-        )
+        topology, limits = definition.topology, definition.limits
+        cp, device = self._parallel.cp, model.device.torch_device
+        work = Work.of(architecture_of(definition))
+        # Kernels of a GPU and its allocator are reused for streams of equal length; a CPU's have nothing to reuse.
+        buckets = device.type != "cpu"
         self.limits = PassLimits(
             max_tokens=limits.max_tokens_per_rank,
             chunk_tokens=limits.logprob_chunk_tokens,
-            layout=layout,
+            layout=Layout(
+                alignment=Alignment.of(topology, sequence_parallel=False),
+                cp_rank=cp.rank,
+                cp_size=cp.size,
+                bucket_tokens=limits.max_tokens_per_rank * cp.size if buckets else None,
+            ),
+            cost=work.cost,
+        )
+        self._report = Report(
+            device=device,
+            parallel=self._parallel,
+            memory=DeviceMemory(device, compute_dtype(definition)),
+            work=work,
+            max_tokens=self.limits.max_tokens,
         )
 
     def run(self, batch: Batch) -> list[Output]:
         """One output per item, in order; an item's failure stays its own and leaves no half-added gradients."""
         objective = Objective.of(batch.loss, batch.config)
+        self._report.begin()
         runs = [self._prepared(item, objective) for item in batch.items]
-        ready = [run for run in runs if run.part is not None]
+        ready = [run for run in runs if run.error is None]
+        answers = Answers(
+            [[row.target_shape for row in run.rows] for run in ready],
+            self._model.device.torch_device,
+            self._parallel.dp_cp,
+        )
+        for place, run in enumerate(ready):
+            adapter = self._residents.adapter(run.item.model_id)
+            run.part = Part(item=place, adapter=adapter, rows=run.rows)
         # Rows of several models share microbatches only where the definition says so.
-        for together in [ready] if self._packs_models and ready else [[run] for run in ready]:
-            self._run(together, objective, forward_only=batch.forward_only)
-        ran = [run for run in runs if run.result is not None]
-        found = _over_ranks(ran, self._parallel.dp, self._model.device.torch_device)
+        together = [ready] if self._packs_models and ready else [[run] for run in ready]
+        passes = [self._run(one, objective, answers, batch.forward_only) for one in together]
+        found = answers.collect() if ready else []
+        for run, answer in zip(ready, found, strict=True):
+            run.error = run.error or _failure(answer)
         if not batch.forward_only:
             self._settle(runs)
-        outputs = {id(run): output for run, output in zip(ran, found, strict=True)}
-        return [
-            outputs[id(run)]
-            if run.error is None
-            else Output(operation_id=run.item.operation_id, error=run.error)
-            for run in runs
-        ]
+        metrics = self._report.metrics(
+            [one for one in passes if one is not None],
+            [answer.loss for answer in found],
+            forward_only=batch.forward_only,
+        )
+        return [_output(run, found, metrics) for run in runs]
 
     def _prepared(self, item: WorkItem, objective: Objective) -> _Run:
         try:
@@ -103,18 +124,23 @@ class BatchRunner:
             for datum in item.datums:
                 self.limits.layout.alignment.padded(datum.num_tokens)
             rows = [make_row(datum) for datum in item.datums]
-            adapter = self._residents.adapter(item.model_id)
+            self._residents.adapter(item.model_id)
         except Exception as error:  # isolates one client from another: the others' items go on
             return _Run(item=item, error=_sentence(item, error))
-        return _Run(item=item, part=Part(adapter=adapter, rows=rows))
+        return _Run(item=item, rows=rows)
 
-    def _run(self, runs: Sequence[_Run], objective: Objective, *, forward_only: bool) -> None:
+    def _run(
+        self, runs: Sequence[_Run], objective: Objective, answers: Answers, forward_only: bool
+    ) -> RanPass | None:
+        start = self._report.now()
+        parts = [run.part for run in runs if run.part is not None]
         try:
-            results = run_pass(
+            size = run_pass(
                 self._model,
-                [run.part for run in runs if run.part is not None],
+                parts,
                 objective,
                 self.limits,
+                answers,
                 forward_only=forward_only,
                 moved=self._moved,
             )
@@ -123,9 +149,8 @@ class BatchRunner:
                 raise  # the other ranks may be waiting in a collective: nothing here can be trusted to go on
             for run in runs:  # isolates one client from another: the others' items go on
                 run.error = _sentence(run.item, error)
-            return
-        for run, result in zip(runs, results, strict=True):
-            run.result = result
+            return None
+        return RanPass(parts=parts, size=size, start=start, end=self._report.now())
 
     def _settle(self, runs: Sequence[_Run]) -> None:
         """Count the passes of each model, or drop the window of one that failed: it may be half-added."""
@@ -138,59 +163,14 @@ class BatchRunner:
                 adapter.num_passes += sum(run.item.model_id == model_id for run in runs)
 
 
-def _over_ranks(runs: Sequence[_Run], dp: Axis, device: torch.device) -> list[Output]:
-    """Outputs of whole items; fails those that failed on any data-parallel rank."""
-    if not runs:
-        return []
-    told = [[(result.loss, result.padded_tokens, result.failure) for result in _results(runs)]]
-    logprobs = [_own_rows(run) for run in runs]
-    if dp.is_split:
-        told = collected(told[0], dp)
-        logprobs = _all_rows(runs, dp, device)
-    outputs: list[Output] = []
-    for index, run in enumerate(runs):
-        here = [rank[index] for rank in told]
-        run.error = next((failure for _, _, failure in here if failure), None)
-        tokens = sum(datum.num_tokens for datum in run.item.datums)
-        outputs.append(
-            Output(
-                operation_id=run.item.operation_id,
-                logprobs=logprobs[index],
-                metrics={
-                    "loss:sum": sum(loss for loss, _, _ in here),
-                    "tokens:sum": float(tokens),
-                    "padded_tokens:sum": float(sum(padded for _, padded, _ in here)),
-                },
-            )
-        )
-    return outputs
-
-
-def _results(runs: Sequence[_Run]) -> list[PartResult]:
-    return [run.result for run in runs if run.result is not None]
-
-
-def _own_rows(run: _Run) -> tuple[Tensor, ...]:
-    assert run.result is not None, "only items that ran have outputs"
-    return tuple(Tensor.of(values, "float32") for _, values in sorted(run.result.logprobs.items()))
-
-
-def _all_rows(runs: Sequence[_Run], dp: Axis, device: torch.device) -> list[tuple[Tensor, ...]]:
-    """Logprobs of all rows: each rank fills in its own, the rest is zero, and the sum is everybody's."""
-    shapes = [[row.target_shape for row in run.part.rows] for run in runs if run.part is not None]
-    sizes = [int(np.prod(shape)) for item in shapes for shape in item]
-    flat = np.zeros(sum(sizes), dtype=np.float32)
-    places = iter(np.split(flat, np.cumsum(sizes)[:-1]))
-    per_item = [[next(places) for _ in item] for item in shapes]
-    for result, item in zip(_results(runs), per_item, strict=True):
-        for row, values in result.logprobs.items():
-            item[row][:] = values.reshape(-1)
-    summed: Array = sum_in_place(torch.from_numpy(flat).to(device), dp).cpu().numpy()
-    places = iter(np.split(summed, np.cumsum(sizes)[:-1]))
-    return [
-        tuple(Tensor.of(next(places).reshape(shape), "float32") for shape in item)
-        for item in shapes
-    ]
+def _output(
+    run: _Run, found: Sequence[Answer], metrics: Mapping[int, Mapping[str, float]]
+) -> Output:
+    operation_id = run.item.operation_id
+    if run.error is not None or run.part is None:
+        return Output(operation_id=operation_id, error=run.error)
+    place = run.part.item
+    return Output(operation_id=operation_id, logprobs=found[place].logprobs, metrics=metrics[place])
 
 
 def _sentence(item: WorkItem, error: Exception) -> str:
@@ -198,3 +178,13 @@ def _sentence(item: WorkItem, error: Exception) -> str:
         return str(error)
     _log.exception("model %s operation %s failed", item.model_id, item.operation_id)
     return f"the pass failed with {type(error).__name__}: {error}"
+
+
+def _failure(answer: Answer) -> str | None:
+    """Why nothing of an item may reach an optimizer."""
+    if math.isfinite(answer.loss):
+        return None
+    return (
+        f"the loss of this request is {answer.loss}, so none of its gradients are used; look for huge "
+        "weights, advantages or logprobs, or for an earlier step with too large a learning rate"
+    )

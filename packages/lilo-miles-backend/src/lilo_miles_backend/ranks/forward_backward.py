@@ -1,29 +1,33 @@
-"""A pass: rows -> microbatches -> model -> logprobs -> loss -> gradients of the adapters.
+"""A pass: rows -> microbatches -> model -> head and loss -> gradients of the adapters.
 
 A pass has one part per item that runs in it: usually one, which touches only its own adapter's buffers, so that its
 numbers are bit for bit those it has alone. Where a definition packs models, all items of a batch are parts of one pass:
-a microbatch may then hold rows of several models, each with its own adapter, its own loss and its own failure.
+a microbatch may then hold rows of several models, each with its own adapter and its own failure.
 
-Every tensor- and context-parallel rank runs the same microbatches, and all of them see whole rows' logprobs; each
-data-parallel rank has rows of its own, perhaps none.
+Every tensor- and context-parallel rank runs the same microbatches, each context-parallel rank with its part of every
+row; data-parallel ranks have rows of their own, perhaps none. Nothing here waits for the device: what is found goes to
+`Answers`, which the caller reads when all passes of its batch are queued.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 
 import torch
 
 from lilo_miles_backend.ranks.adapter import Adapter
-from lilo_miles_backend.ranks.collectives import copied, replicated
-from lilo_miles_backend.ranks.logprobs import target_logprobs
-from lilo_miles_backend.ranks.losses import LossInputs, Objective
-from lilo_miles_backend.ranks.microbatch import Layout, Microbatch, assemble, cut, in_order, share
+from lilo_miles_backend.ranks.answers import Answers
+from lilo_miles_backend.ranks.collectives import sum_in_place
+from lilo_miles_backend.ranks.filling import BY_TOKENS, RowCost, fill, share
+from lilo_miles_backend.ranks.logprobs import HeadPass
+from lilo_miles_backend.ranks.losses import Objective
+from lilo_miles_backend.ranks.microbatch import Layout, Microbatch, assemble
 from lilo_miles_backend.ranks.model import BaseModel
-from lilo_miles_backend.ranks.rows import Array, Row
+from lilo_miles_backend.ranks.rows import Row
+from lilo_miles_backend.ranks.token_loss import TokenLoss
+from lilo_miles_backend.ranks.transfer import sent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,40 +39,38 @@ class PassLimits:
     chunk_tokens: int
     """Tokens whose logits exist at once."""
     layout: Layout
+    cost: RowCost = BY_TOKENS
+    """By which rows are shared out over data-parallel ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """One item of a pass."""
 
+    item: int
+    """Its place in the answers."""
     adapter: Adapter
     rows: Sequence[Row]
 
 
 @dataclass(slots=True, kw_only=True)
-class PartResult:
-    """What this rank computed of one part."""
+class PassSize:
+    """How much a pass computed on this rank."""
 
-    logprobs: dict[int, Array] = field(default_factory=dict[int, Array])
-    """float32, by the row's index, of the shape of its targets; the rows of this data-parallel rank."""
-    loss: float = 0.0
-    padded_tokens: int = 0
-    failure: str | None = None
-    """Why nothing of this part may reach an optimizer; its gradients may be half-added: the caller drops them."""
+    microbatches: int
+    padded_tokens: list[int]
+    """Of each part, with all padding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Span:
     """The consecutive rows of one part in a microbatch, as slices of its per-token arrays."""
 
-    part: int
-    padded_tokens: int
+    part: Part
     model: slice
-    """Of the model's tokens on this rank, flattened in its own order."""
+    """Of the T tokens of this rank."""
     here: slice
-    """Of the n real tokens of this rank."""
-    tokens: slice
-    """Of the N real tokens."""
+    """Of the n real ones."""
 
 
 def run_pass(
@@ -76,182 +78,163 @@ def run_pass(
     parts: Sequence[Part],
     objective: Objective,
     limits: PassLimits,
+    answers: Answers,
     *,
     forward_only: bool,
     moved: Callable[[], None],
-) -> list[PartResult]:
+) -> PassSize:
     """Run this rank's share of valid rows; adds to the adapters' gradients unless `forward_only`.
 
+    What is not finite of one part stays in its own answer and its own adapter's buffers: the caller drops them.
     `moved` is called after each microbatch, so that a long pass is seen to get on.
     """
     owners = [index for index, part in enumerate(parts) for _ in part.rows]
     rows = [row for part in parts for row in part.rows]
-    dp = model.parallel.dp
-    mine = share([row.length for row in rows], dp.size)[dp.rank]
-    owners, here = [owners[index] for index in mine], [rows[index] for index in mine]
-    results = [PartResult() for _ in parts]
-    values: list[tuple[Microbatch, Array]] = []
-    for group in cut([row.length for row in here], limits.max_tokens, limits.layout):
-        if all(results[owners[index]].failure for index in group):
-            continue
-        ordered = tuple(sorted(group, key=lambda index: owners[index]))
-        microbatch = assemble(here, ordered, limits.layout)
-        spans = _spans(microbatch, [owners[index] for index in ordered], limits.layout)
-        logprobs = _run_microbatch(
-            model,
-            parts,
-            objective,
-            microbatch,
-            spans,
-            results,
-            limits.chunk_tokens,
-            backward=not forward_only,
+    firsts = [first for part in parts for first in answers.firsts[part.item]]
+    dp, layout = model.parallel.dp, limits.layout
+    mine = share([row.length for row in rows], dp.size, limits.cost)[dp.rank]
+    sizes = [layout.alignment.padded(rows[index].length) for index in mine]
+    groups = fill(sizes, limits.max_tokens * layout.cp_size)
+    size = PassSize(microbatches=len(groups), padded_tokens=[0] * len(parts))
+    for group in groups:
+        chosen = tuple(sorted((mine[place] for place in group), key=lambda index: owners[index]))
+        microbatch = assemble(rows, chosen, layout, firsts)
+        spans = _spans(microbatch, [owners[index] for index in chosen], parts, layout)
+        _run_microbatch(
+            model, objective, microbatch, spans, limits, answers, backward=not forward_only
         )
-        values.append((microbatch, logprobs))
+        for index in {owners[index] for index in chosen}:
+            size.padded_tokens[index] += _padded(spans, parts[index], microbatch)
         moved()
-    _take_apart(results, in_order(values, here), owners, mine, parts)
-    return results
+    return size
 
 
-def _take_apart(
-    results: list[PartResult],
-    found: dict[int, Array],
-    owners: Sequence[int],
-    mine: Sequence[int],
-    parts: Sequence[Part],
-) -> None:
-    """Give each part its rows' logprobs, by their index in the part."""
-    first_rows = [0]
-    for part in parts:
-        first_rows.append(first_rows[-1] + len(part.rows))
-    for index, values in found.items():
-        owner = owners[index]
-        results[owner].logprobs[mine[index] - first_rows[owner]] = values
-
-
-def _spans(microbatch: Microbatch, owners: Sequence[int], layout: Layout) -> list[_Span]:
-    lengths = microbatch.lengths
-    whole = slice(None)
+def _spans(
+    microbatch: Microbatch, owners: Sequence[int], parts: Sequence[Part], layout: Layout
+) -> list[_Span]:
     if len(set(owners)) == 1:
-        size = microbatch.tokens_BS.size * layout.cp_size
-        return [_Span(part=owners[0], padded_tokens=size, model=whole, here=whole, tokens=whole)]
+        return [_Span(part=parts[owners[0]], model=slice(None), here=slice(None))]
     spans: list[_Span] = []
-    row = model = tokens = here = 0
-    stream = microbatch.stream
-    assert stream is not None, "rows of several models run together only in a stream"
+    row = model = here = 0
     for owner, group in groupby(owners):
         count = len(list(group))
-        real = sum(lengths[row : row + count])
-        padded = sum(map(layout.alignment.padded, lengths[row : row + count]))
+        padded = sum(map(layout.alignment.padded, microbatch.lengths[row : row + count]))
         size = padded // layout.cp_size
-        real_here = int(stream.is_real[model : model + size].sum())
+        real = int(microbatch.stream.is_real[model : model + size].sum())
         spans.append(
             _Span(
-                part=owner,
-                padded_tokens=padded,
+                part=parts[owner],
                 model=slice(model, model + size),
-                here=slice(here, here + real_here),
-                tokens=slice(tokens, tokens + real),
+                here=slice(here, here + real),
             )
         )
-        row, model, here, tokens = row + count, model + size, here + real_here, tokens + real
+        row, model, here = row + count, model + size, here + real
     return spans
+
+
+def _padded(spans: Sequence[_Span], part: Part, microbatch: Microbatch) -> int:
+    """Positions of a part; the stream's own padding is the last one's."""
+    total = microbatch.tokens_T.size
+    if len(spans) == 1:
+        return total
+    here = sum(span.model.stop - span.model.start for span in spans if span.part is part)
+    return here + (microbatch.padding if spans[-1].part is part else 0)
 
 
 def _run_microbatch(
     model: BaseModel,
-    parts: Sequence[Part],
     objective: Objective,
     microbatch: Microbatch,
     spans: Sequence[_Span],
-    results: Sequence[PartResult],
-    chunk_tokens: int,
+    limits: PassLimits,
+    answers: Answers,
     *,
     backward: bool,
-) -> Array:
-    """Logprobs [N, k] of one microbatch; adds its losses to the parts' results."""
+) -> None:
+    """Forward, head and loss, backward; all that is found goes to the answers."""
     device = model.device.torch_device
-    adapters = [(parts[span.part].adapter, span) for span in spans]
-    model.activate(*((adapter, span.model) for adapter, span in adapters))
-    with_grad = backward and any(adapter.trains_decoder for adapter, _ in adapters)
-    tokens = torch.from_numpy(microbatch.tokens_BS).to(device)
-    hidden_SBH = model.hidden(tokens, microbatch.stream, with_grad=with_grad)
-    with torch.set_grad_enabled(backward):
-        hidden_nH = _real_tokens(hidden_SBH, microbatch)
-        if with_grad:
-            hidden_nH = copied(hidden_nH, model.parallel.tp)
-        elif backward:
-            # Only the head is trained: the graph starts here, and the decoder is not walked backwards.
-            hidden_nH.requires_grad_()
-        targets = torch.from_numpy(microbatch.targets_nk).to(device)
-        found = [
-            target_logprobs(
-                hidden_nH[span.here], targets[span.here], model.head(adapter, chunk_tokens)
-            )
-            for adapter, span in adapters
-        ]
-        logprobs_nk = found[0] if len(found) == 1 else torch.cat(found)
-        logprobs_Nk = _whole_rows(logprobs_nk, microbatch, model)
-        losses = objective.formula(
-            logprobs_Nk.double(), _loss_inputs(microbatch, objective, device)
+    model.activate(*((span.part.adapter, span.model) for span in spans))
+    with_grad = backward and any(span.part.adapter.trains_decoder for span in spans)
+    tokens_1T = sent(microbatch.tokens_T, device)[None]
+    hidden = model.hidden(tokens_1T, microbatch.stream, with_grad=with_grad)
+    flat_TH = hidden.detach().flatten(0, -2)
+    places = None if microbatch.is_prefix else sent(microbatch.places_n, device)
+    count = microbatch.places_n.size
+    hidden_nH = flat_TH[:count] if places is None else flat_TH.index_select(0, places)
+    with torch.no_grad():
+        logprobs, losses = _head_and_loss(
+            model,
+            objective,
+            microbatch,
+            spans,
+            limits.chunk_tokens,
+            hidden_nH,
+            backward=backward,
+            in_place=with_grad,
         )
-        loss = _loss(losses, spans, results)
-        if backward and loss is not None:
-            loss.backward()
-    return logprobs_Nk.detach().cpu().numpy()
+        answers.put(microbatch, logprobs)
+        for span in spans:
+            answers.add_loss(span.part.item, losses[span.here].sum())
+        if with_grad:
+            # The hidden states have become their gradient; that of padding is zero.
+            if places is None:
+                flat_TH[count:] = 0
+            else:
+                flat_TH.zero_().index_copy_(0, places, hidden_nH)
+            sum_in_place(flat_TH, model.parallel.tp)
+    if with_grad:
+        hidden.backward(flat_TH.view_as(hidden))
 
 
-def _loss(
-    losses_Nk: torch.Tensor, spans: Sequence[_Span], results: Sequence[PartResult]
-) -> torch.Tensor | None:
-    """The sum over the parts that are finite; notes each part's loss, or its failure. None: nothing is left."""
-    healthy: list[torch.Tensor] = []
-    for span in spans:
-        result = results[span.part]
-        loss = losses_Nk[span.tokens].sum()
-        value = loss.detach().item()
-        result.loss += value
-        result.padded_tokens += span.padded_tokens
-        if not math.isfinite(value):
-            result.failure = result.failure or (
-                f"the loss of this request is {value}, so none of its gradients are used; look for huge "
-                "weights, advantages or logprobs, or for an earlier step with too large a learning rate"
-            )
-        if result.failure is None:
-            healthy.append(loss)
-    return sum(healthy[1:], start=healthy[0]) if healthy else None
+def _head_and_loss(
+    model: BaseModel,
+    objective: Objective,
+    microbatch: Microbatch,
+    spans: Sequence[_Span],
+    chunk_tokens: int,
+    hidden_nH: torch.Tensor,
+    *,
+    backward: bool,
+    in_place: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logprobs and losses [n, k]; adds to the heads' gradients, and turns the hidden states into theirs `in_place`."""
+    device = hidden_nH.device
+    targets_nk = sent(microbatch.targets_nk, device)
+    losses_nk = torch.empty(targets_nk.shape, dtype=torch.float64, device=device)
+    tensors = {name: sent(x, device).double() for name, x in microbatch.inputs.items()}
+    loss = TokenLoss(objective, tensors, losses_nk)
+    heads = [
+        HeadPass(
+            hidden_nH[span.here],
+            targets_nk[span.here],
+            model.head(span.part.adapter, chunk_tokens),
+        )
+        for span in spans
+    ]
+    logprobs = None
+    if objective.by_sequence or not backward:
+        logprobs = torch.cat([head.logprobs(keep=backward and len(heads) == 1) for head in heads])
+    if objective.by_sequence and logprobs is not None:
+        rows = sent(microbatch.rows_n, device)
+        loss.set_sequences(logprobs, rows, len(microbatch.rows), model.parallel.cp)
+    if backward:
+        logprobs = torch.cat(
+            [
+                head.backward(_shifted(loss, span), hidden_nH[span.here] if in_place else None)
+                for head, span in zip(heads, spans, strict=True)
+            ]
+        )
+    assert logprobs is not None, "one of the two ways has made them"
+    if not backward:
+        loss.value(logprobs)
+    return logprobs, losses_nk
 
 
-def _real_tokens(hidden_SBH: torch.Tensor, microbatch: Microbatch) -> torch.Tensor:
-    """Hidden states of this rank's tokens that are no padding, row after row: [n, H]."""
-    flat = hidden_SBH.reshape(-1, hidden_SBH.shape[-1])
-    if microbatch.is_full and hidden_SBH.shape[1] == 1:
-        return flat
-    return flat.index_select(0, torch.from_numpy(microbatch.positions_n).to(flat.device))
+def _shifted(loss: TokenLoss, span: _Span) -> Callable[[slice, torch.Tensor], torch.Tensor]:
+    """The loss's slope, asked for by places in a span."""
+    first = span.here.start or 0
 
+    def slope(rows: slice, logprobs_Ck: torch.Tensor) -> torch.Tensor:
+        return loss.slope(slice(first + rows.start, first + rows.stop), logprobs_Ck)
 
-def _whole_rows(
-    logprobs_nk: torch.Tensor, microbatch: Microbatch, model: BaseModel
-) -> torch.Tensor:
-    """Logprobs of whole rows [N, k] from the parts of all context-parallel ranks.
-
-    Every rank then computes the loss of whole rows (a sequence's ratio needs them), and walks back through its own part.
-    """
-    if microbatch.order_N is None:
-        return logprobs_nk
-    device = logprobs_nk.device
-    places = torch.from_numpy(microbatch.positions_n).to(device)
-    here = logprobs_nk.new_zeros(microbatch.tokens_BS.size, logprobs_nk.shape[1])
-    everywhere = replicated(here.index_copy(0, places, logprobs_nk), model.parallel.cp)
-    return everywhere.index_select(0, torch.from_numpy(microbatch.order_N).to(device))
-
-
-def _loss_inputs(microbatch: Microbatch, objective: Objective, device: torch.device) -> LossInputs:
-    return LossInputs(
-        tensors={
-            name: torch.from_numpy(values).to(device, torch.float64)
-            for name, values in microbatch.inputs.items()
-        },
-        lengths=microbatch.lengths,
-        config=objective.config,
-    )
+    return slope

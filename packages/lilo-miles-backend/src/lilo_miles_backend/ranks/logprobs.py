@@ -1,12 +1,15 @@
-"""Target logprobs: from hidden states to the logprob of each target, without ever holding all logits.
+"""Head: from hidden states to the logprob of each target and back, in one pass that never holds all logits.
 
-Logits exist for one chunk of tokens at a time, in float32; the forward keeps only their log-sum-exp, the backward
-computes them again (unless one chunk is all there is). The adapter of the head acts here, and its gradients go straight into its buffers, as those of the
-other sites do (`lora.py`).
+    per chunk:  logits (float32) -> log-sum-exp, target logits -> logprobs -> slope of the loss -> gradient of the logits
+                -> gradient of the hidden states
+
+The slope dL/dlogprob is asked for inside the loop (`token_loss.py`), so that a chunk's logits are made once. A loss that
+needs more than a chunk's own tokens has all logprobs made first (`HeadPass.logprobs`), which costs the product again
+unless one chunk is all there is. The adapter of the head acts here, where it has one.
 
 Tensor-parallel ranks hold parts of the vocabulary. They exchange two floats a token and target: each rank's
 log-sum-exp and the target's logit, which one of them has. The gradient of the hidden states is partial on each rank;
-whoever passes them in has it summed (`collectives.copied`).
+the caller sums it.
 
 Shapes: N tokens, H hidden size, V vocabulary (this rank's part), k targets per position, C tokens of a chunk,
 r lora_rank.
@@ -14,14 +17,19 @@ r lora_rank.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import TypeAlias
 
 import torch
 
-from lilo_miles_backend.ranks.autograd import AutogradContext, AutogradGrads
 from lilo_miles_backend.ranks.collectives import ALONE, Axis, stacked
+from lilo_miles_backend.ranks.kernels.kernels import Logits
+from lilo_miles_backend.ranks.kernels.reference import REFERENCE
 from lilo_miles_backend.ranks.lora import Factors
+
+Slope: TypeAlias = Callable[[slice, torch.Tensor], torch.Tensor]
+"""From a chunk's tokens and their logprobs [C, k] to dL/dlogprob, float32 [C, k]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,94 +43,141 @@ class Head:
     """Token id of this rank's first vocabulary entry."""
     tp: Axis = ALONE
     """The ranks that hold the other entries."""
+    kernels: Logits = REFERENCE.logits
 
 
-def target_logprobs(hidden_NH: torch.Tensor, targets_Nk: torch.Tensor, head: Head) -> torch.Tensor:
-    """Logprob of each target, float32 [N, k]; differentiable in the hidden states and the head's factors."""
-    return cast(torch.Tensor, _TargetLogprobs.apply(hidden_NH, targets_Nk, head))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chunk:
+    """One chunk after its forward."""
+
+    logits_CV: torch.Tensor
+    lse_C1: torch.Tensor
+    """Over all entries."""
+    places_Ck: torch.Tensor
+    """Each target among this rank's entries; below 0: another rank's."""
+    logprobs_Ck: torch.Tensor
+    products_Cr: torch.Tensor | None
+    """A's products, where the head has an adapter."""
 
 
-class _TargetLogprobs(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: AutogradContext, hidden: torch.Tensor, targets: torch.Tensor, head: Head
-    ) -> torch.Tensor:
-        logprobs = hidden.new_empty(targets.shape, dtype=torch.float32)
-        lse = hidden.new_empty(hidden.shape[0], 1, dtype=torch.float32)
-        places, absent = _places(targets, head)
-        chunks = _chunks(hidden.shape[0], head.chunk_tokens)
-        ctx.kept = None
-        for rows in chunks:
-            logits, h = _logits(hidden[rows], head)
-            if len(chunks) == 1 and ctx.needs_input_grad[0]:
-                ctx.kept = (
-                    logits,
-                    h,
-                )  # as many as one chunk may have: computing them again would save nothing
-            torch.logsumexp(logits, 1, keepdim=True, out=lse[rows])
-            logprobs[rows] = logits.gather(1, places[rows])
-        if absent is not None:
-            lse, logprobs = _over_vocabulary(lse, logprobs.masked_fill_(absent, 0), head.tp)
-        logprobs -= lse
-        ctx.save_for_backward(hidden, places, absent, lse)
-        ctx.head = head
-        return logprobs
+class HeadPass:
+    """The head on the tokens of one adapter in one microbatch."""
 
-    @staticmethod
-    def backward(ctx: AutogradContext, *grads: torch.Tensor) -> AutogradGrads:
-        (grad,) = grads
-        hidden, places, absent, lse = ctx.saved_tensors
-        grad_hidden = torch.empty_like(hidden)
-        at_targets = grad if absent is None else grad.masked_fill(absent, 0)
-        for rows in _chunks(hidden.shape[0], ctx.head.chunk_tokens):
-            # d logprob_j / d logit_v = [v is the target] - softmax_v, summed over the k targets.
-            logits, h = ctx.kept or _logits(hidden[rows], ctx.head)
-            ctx.kept = None
-            grad_logits = logits.sub_(lse[rows]).exp_().mul_(-grad[rows].sum(1, keepdim=True))
-            grad_logits.scatter_add_(1, places[rows], at_targets[rows])
-            grad_hidden[rows] = _backward_chunk(grad_logits, hidden[rows], h, ctx.head)
-        return grad_hidden, None, None
+    def __init__(self, hidden_NH: torch.Tensor, targets_Nk: torch.Tensor, head: Head) -> None:
+        """Prepare; nothing is computed yet.
+
+        Args:
+            hidden_NH: final hidden states; not part of any graph that this class adds to.
+            targets_Nk: token ids, int64.
+            head: the output layer.
+        """
+        self._hidden = hidden_NH.detach()
+        self._targets = targets_Nk
+        self._head = head
+        count, size = hidden_NH.shape[0], head.chunk_tokens
+        self._chunks = [slice(s, min(s + size, count)) for s in range(0, count, size)]
+        self._only: _Chunk | None = None
+
+    def logprobs(self, *, keep: bool) -> torch.Tensor:
+        """Logprob of each target, [N, k] in float32; what `backward` gives too.
+
+        Args:
+            keep: whether one chunk's logits may be held for a backward that follows.
+        """
+        found = self._empty()
+        for rows in self._chunks:
+            chunk = self._forward(rows)
+            found[rows] = chunk.logprobs_Ck
+            if keep and len(self._chunks) == 1:
+                self._only = chunk
+        return found
+
+    def backward(self, slope: Slope, grad_NH: torch.Tensor | None) -> torch.Tensor:
+        """The logprobs, with the gradient of the hidden states written into `grad_NH`; None: it is not wanted.
+
+        Adds to the gradients of the head's factors. `grad_NH` may be the hidden states themselves, which are read no
+        more once a chunk is done; it is partial where the vocabulary is split.
+        """
+        found = self._empty()
+        for rows in self._chunks:
+            chunk = self._only or self._forward(rows)
+            self._only = None
+            found[rows] = chunk.logprobs_Ck
+            out = None if grad_NH is None else grad_NH[rows]
+            self._backward(rows, chunk, slope(rows, chunk.logprobs_Ck), out)
+        return found
+
+    def _empty(self) -> torch.Tensor:
+        dtype = torch.promote_types(self._hidden.dtype, torch.float32)
+        return self._hidden.new_empty(self._targets.shape, dtype=dtype)
+
+    def _forward(self, rows: slice) -> _Chunk:
+        head, hidden = self._head, self._hidden[rows]
+        logits = widened(hidden, head.weight_VH.t())
+        products = None
+        if head.factors is not None:
+            factors = head.factors
+            products = hidden @ factors.a.t()
+            # In the logits' type: so narrow a product is bound by reading and writing the logits, whatever its type.
+            up = factors.b.to(logits.dtype).t()
+            logits.addmm_(products.to(logits.dtype), up, alpha=factors.scale)
+        places = self._places(rows)
+        lse, at_targets = head.kernels.statistics(logits, places)
+        if head.tp.is_split:
+            # Equal bits on every rank, since all of them add up the same parts in the same order.
+            parts = stacked(torch.cat((lse, at_targets), 1), head.tp)
+            lse, at_targets = torch.logsumexp(parts[:, :, :1], 0), parts[:, :, 1:].sum(0)
+        return _Chunk(
+            logits_CV=logits,
+            lse_C1=lse,
+            places_Ck=places,
+            logprobs_Ck=at_targets - lse,
+            products_Cr=products,
+        )
+
+    def _places(self, rows: slice) -> torch.Tensor:
+        targets, head = self._targets[rows], self._head
+        if not head.tp.is_split:
+            return targets
+        places = targets - head.first_entry
+        return places.masked_fill(places >= head.weight_VH.shape[0], -1)
+
+    def _backward(
+        self, rows: slice, chunk: _Chunk, slope_Ck: torch.Tensor, out_CH: torch.Tensor | None
+    ) -> None:
+        factors, weight = self._head.factors, self._head.weight_VH
+        grad_logits = self._head.kernels.gradient(
+            chunk.logits_CV, chunk.lse_C1, chunk.places_Ck, slope_Ck, weight.dtype
+        )
+        grad_products = None
+        if factors is not None and chunk.products_Cr is not None:
+            grad_products = (grad_logits @ factors.b).mul_(factors.scale)
+            _add_product(factors.grad_b, grad_logits.t(), chunk.products_Cr, factors.scale)
+            _add_product(factors.grad_a, grad_products.t(), self._hidden[rows], 1.0)
+        if out_CH is None:
+            return
+        torch.mm(grad_logits, weight, out=out_CH)
+        if factors is not None and grad_products is not None:
+            out_CH.addmm_(grad_products, factors.a)
 
 
-def _places(targets_Nk: torch.Tensor, head: Head) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Each target among this rank's entries, and where it is another rank's; None: all entries are here."""
-    if not head.tp.is_split:
-        return targets_Nk, None
-    places = targets_Nk - head.first_entry
-    absent = (places < 0) | (places >= head.weight_VH.shape[0])
-    return places.masked_fill(absent, 0), absent
+def widened(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Product with a result of float32 at least.
+
+    On a GPU the product of narrow operands is handed out as it was summed; elsewhere it is rounded to their type
+    first, as torch has no such product there.
+    """
+    if left.is_cuda and left.dtype in (torch.bfloat16, torch.float16):
+        return torch.mm(left, right, out_dtype=torch.float32)
+    product = left @ right
+    return product.to(torch.promote_types(product.dtype, torch.float32))
 
 
-def _over_vocabulary(
-    lse_N1: torch.Tensor, logits_Nk: torch.Tensor, tp: Axis
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-sum-exp and target logits over all entries, from those of each part; equal bits on every rank."""
-    parts = stacked(torch.cat((lse_N1, logits_Nk), 1), tp)
-    return torch.logsumexp(parts[:, :, :1], 0), parts[:, :, 1:].sum(0)
-
-
-def _chunks(num_tokens: int, chunk_tokens: int) -> list[slice]:
-    return [slice(start, start + chunk_tokens) for start in range(0, num_tokens, chunk_tokens)]
-
-
-def _logits(hidden_CH: torch.Tensor, head: Head) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Float32 logits [C, V] of a chunk, and A's products [C, r]."""
-    logits = (hidden_CH @ head.weight_VH.t()).float()
-    if head.factors is None:
-        return logits, None
-    h_Cr = hidden_CH.float() @ head.factors.a.float().t()
-    return logits.addmm_(h_Cr, head.factors.b.float().t(), alpha=head.factors.scale), h_Cr
-
-
-def _backward_chunk(
-    grad_CV: torch.Tensor, hidden_CH: torch.Tensor, h_Cr: torch.Tensor | None, head: Head
-) -> torch.Tensor:
-    """Gradient of the hidden states [C, H]; adds to the gradients of the head's factors."""
-    grad_hidden = grad_CV.to(head.weight_VH.dtype) @ head.weight_VH
-    if head.factors is None or h_Cr is None:
-        return grad_hidden
-    factors = head.factors
-    factors.grad_b.addmm_(grad_CV.t(), h_Cr, alpha=factors.scale)
-    grad_h = (grad_CV @ factors.b.float()).mul_(factors.scale)
-    factors.grad_a.addmm_(grad_h.t(), hidden_CH.float())
-    return grad_hidden.add_((grad_h @ factors.a.float()).to(grad_hidden.dtype))
+def _add_product(
+    buffer: torch.Tensor, left: torch.Tensor, right: torch.Tensor, scale: float
+) -> None:
+    """Do buffer += scale * left @ right, in the buffer's type."""
+    if left.dtype == buffer.dtype:
+        buffer.addmm_(left, right, alpha=scale)
+    else:
+        buffer.add_(widened(left, right), alpha=scale)

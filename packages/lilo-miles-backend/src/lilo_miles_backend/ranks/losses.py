@@ -2,12 +2,13 @@
 
 In every formula p is the trainer's logprob of the target, q the input `logprobs` (of the policy that sampled), A the
 input `advantages`, r = exp(p - q), sg() stops the gradient. All arithmetic is float64 on tensors of the logprobs'
-shape, so that the sum does not depend on how a batch is cut; the gradient with respect to p comes from autograd.
+shape and each token's loss reads that token alone, so that neither depends on how a batch is cut; the gradient with
+respect to p comes from autograd (`token_loss.py`).
 
 Clip bounds are the per-token inputs `clip_low_threshold` and `clip_high_threshold` where a datum has them, else the
 config values of the same names, which have defaults (`lilo_engine.operations.losses`).
 
-Shapes: N tokens of a microbatch, k targets per position (1 for all but cross_entropy).
+Shapes: C tokens, k targets per position (1 for all but cross_entropy).
 """
 
 from __future__ import annotations
@@ -20,21 +21,22 @@ import torch
 from lilo_engine.operations.losses import CLIP_INPUTS, DEFAULTS, LOSSES
 from lilo_engine.operations.operation import LossConfig
 
+SEQUENCE_LOG_RATIO = "sequence_log_ratio"
+"""Input of losses by sequence that no client sends: the log of the row's ratio at each of its tokens, float64 [C, 1]."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossInputs:
     """What a loss reads besides p."""
 
     tensors: Mapping[str, torch.Tensor]
-    """float64 [N, k]."""
-    lengths: tuple[int, ...]
-    """Tokens of each row, in the order of the tensors' first axis."""
+    """float64 [C, k]."""
     config: Mapping[str, float]
     """Complete: defaults filled in."""
 
 
 Formula: TypeAlias = Callable[[torch.Tensor, LossInputs], torch.Tensor]
-"""From p (float64 [N, k]) and the inputs to the loss of each token, [N, k]."""
+"""From p (float64 [C, k]) and the inputs to the loss of each token, [C, k]."""
 
 
 def cross_entropy(p: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
@@ -69,15 +71,11 @@ def gspo(p: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
     """PPO's objective with one ratio per sequence: GSPO-token, Zheng et al., arXiv:2507.18071, equation 13.
 
     s = exp(mean of p - q over the tokens where `sequence_ratio_mask` is not 0) is the value of every token's ratio; its
-    gradient is the token's own: s_t = sg(s) exp(p_t - sg(p_t)). An empty mask means s = 1.
+    gradient is the token's own: s_t = sg(s) exp(p_t - sg(p_t)). An empty mask means s = 1. The mean is found before
+    (`TokenLoss.set_sequences`), since it needs the whole row.
     """
-    distance = (p - inputs.tensors["logprobs"]).detach()
-    mask = (inputs.tensors["sequence_ratio_mask"] != 0).to(distance.dtype)
-    means = [
-        ((d * m).sum() / m.sum().clamp(min=1)).expand_as(d)
-        for d, m in zip(distance.split(inputs.lengths), mask.split(inputs.lengths), strict=True)
-    ]
-    return _clipped_objective(torch.cat(means).exp() * (p - p.detach()).exp(), inputs)
+    sequence = inputs.tensors[SEQUENCE_LOG_RATIO].exp()
+    return _clipped_objective(sequence * (p - p.detach()).exp(), inputs)
 
 
 _FORMULAS: Mapping[str, Formula] = {
@@ -88,6 +86,9 @@ _FORMULAS: Mapping[str, Formula] = {
     "dro": dro,
     "gspo": gspo,
 }
+
+_BY_SEQUENCE = frozenset({"gspo"})
+"""Losses whose tokens need something of their whole row."""
 
 LOSS_NAMES: tuple[str, ...] = tuple(_FORMULAS)
 """Every loss by the name that clients use."""
@@ -101,6 +102,11 @@ class Objective:
     formula: Formula
     config: Mapping[str, float]
     """Complete: defaults filled in."""
+
+    @property
+    def by_sequence(self) -> bool:
+        """Whether all logprobs of a row must be known before the slope of any: `TokenLoss.set_sequences`."""
+        return self.name in _BY_SEQUENCE
 
     @classmethod
     def of(cls, name: str, given: LossConfig) -> Objective:
@@ -126,10 +132,11 @@ def _bounds(inputs: LossInputs) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _bound(name: str, inputs: LossInputs) -> torch.Tensor:
-    default = torch.tensor(inputs.config[name], dtype=torch.float64)
     given = inputs.tensors.get(name)
+    if given is None:
+        return torch.tensor(inputs.config[name], dtype=torch.float64)
     # NaN marks the rows of a microbatch whose datum left the input out.
-    return default if given is None else torch.where(given.isnan(), default, given)
+    return given.masked_fill(given.isnan(), inputs.config[name])
 
 
 def _clipped_objective(ratio: torch.Tensor, inputs: LossInputs) -> torch.Tensor:

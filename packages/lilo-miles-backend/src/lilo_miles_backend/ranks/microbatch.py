@@ -1,13 +1,9 @@
-"""Microbatches: rows cut into pieces that fit the activation memory. Pure: numpy only.
+"""Microbatch: rows that are computed together, as the arrays of one rank's part of their stream. Pure: numpy only.
 
-    whole rows    [B, S], right-padded to the longest, sorted by length so that little is padded
-    packed rows   one stream (`stream.py`), where context-parallel ranks cut rows or rows of several models run together
+Losses are sums over tokens, so that no result depends on which rows lie together (`filling.py`); rows never see each
+other (`stream.py`), and no output of a padded position is ever read.
 
-Losses are sums over tokens, so that no result depends on the cut; positions after a row's end are padding that
-causality hides from its tokens. Data-parallel ranks have different rows (`share`).
-
-Shapes: B rows, S tokens of the longest, T tokens of this rank's part of a stream, N = tokens of all rows, n = those of
-them that this rank computes, k targets per position.
+Shapes: T tokens of this rank's part of the stream, n of them real, k targets per position.
 """
 
 from __future__ import annotations
@@ -18,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lilo_miles_backend.ranks.alignment import Alignment
+from lilo_miles_backend.ranks.filling import bucket
 from lilo_miles_backend.ranks.rows import Array, Row
 from lilo_miles_backend.ranks.stream import Stream, pack
 
@@ -27,134 +24,106 @@ WHOLE = Alignment(mode="auto", multiple=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How rows become microbatches on one rank."""
+    """How rows become a stream on one rank."""
 
     alignment: Alignment = WHOLE
     cp_rank: int = 0
     cp_size: int = 1
-    packed: bool = False
-    """Rows lie in one stream; always so where context-parallel ranks cut them."""
+    bucket_tokens: int | None = None
+    """Streams are padded at their end to few lengths, up to this one over all context-parallel ranks; None: never."""
+
+    def padding(self, tokens: int) -> int:
+        """Positions added to the end of a stream of so many."""
+        if self.bucket_tokens is None:
+            return 0
+        return bucket(tokens, self.alignment.multiple, self.bucket_tokens) - tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Microbatch:
-    """Some rows as arrays. Per-token arrays are the rows one after another, without padding."""
+    """Some rows as arrays. Per-token arrays have this rank's real tokens in the stream's order."""
 
     rows: tuple[int, ...]
-    """Index of each row among those it was chosen from; first row first in every array."""
+    """Index of each row among those it was chosen from, in the stream's order."""
     lengths: tuple[int, ...]
-    tokens_BS: Array
-    """int64, padded with 0; [1, T] of a stream."""
-    stream: Stream | None
-    positions_n: Array
-    """int64: where each real token of this rank lies in the model's [S, B] order."""
-    order_N: Array | None
-    """int64: where each real token lies in all context-parallel ranks' [T] one after another; None: all are here."""
+    """Whole rows' tokens."""
+    padding: int
+    """Positions after the last row on this rank."""
+    tokens_T: Array
+    """int64; 0 where padded."""
+    stream: Stream
+    places_n: Array
+    """int64: where each real token lies among the T."""
+    rows_n: Array
+    """int64: which of `rows` each real token belongs to."""
     targets_nk: Array
     """int64; a row with fewer targets per position than another is padded with target 0 of weight 0."""
     inputs: dict[str, Array]
-    """float32, [N, k] each."""
+    """float32, [n, k] each."""
+    answers_nk: Array
+    """int64: where each logprob goes in the flat array of all answers; -1: nowhere."""
 
     @property
-    def is_full(self) -> bool:
-        """Whether the rows are whole and no position is padding."""
-        return self.stream is None and self.tokens_BS.size == self.positions_n.size
-
-
-def cut(
-    lengths: Sequence[int], max_tokens: int, layout: Layout | None = None
-) -> list[tuple[int, ...]]:
-    """Group rows under `max_tokens` padded tokens of this rank, longest first; a longer row has a group of its own.
-
-    Equal lengths keep the client's order, so the cut depends on nothing but the lengths.
-    """
-    layout = layout or Layout()
-    padded = [layout.alignment.padded(length) for length in lengths]
-    limit = max_tokens * layout.cp_size
-    groups: list[tuple[int, ...]] = []
-    current: list[int] = []
-    packed_tokens = 0
-    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        longest = padded[current[0]] if current else padded[index]
-        tokens = packed_tokens + padded[index] if layout.packed else longest * (len(current) + 1)
-        if current and tokens > limit:
-            groups.append(tuple(current))
-            current, packed_tokens = [], 0
-        current.append(index)
-        packed_tokens += padded[index]
-    if current:
-        groups.append(tuple(current))
-    return groups
-
-
-def share(lengths: Sequence[int], ranks: int) -> list[list[int]]:
-    """Rows of each data-parallel rank, with about equal tokens; ranks beyond the number of rows get none.
-
-    Longest first, each to the rank with the fewest tokens so far (Graham, 1969): depends on nothing but the lengths.
-    """
-    if ranks == 1:
-        return [list(range(len(lengths)))]
-    shares: list[list[int]] = [[] for _ in range(ranks)]
-    loads = [0] * ranks
-    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        least = loads.index(min(loads))
-        shares[least].append(index)
-        loads[least] += lengths[index]
-    return [sorted(rows) for rows in shares]
+    def is_prefix(self) -> bool:
+        """Whether the real tokens are the first ones of the T."""
+        return not self.places_n.size or int(self.places_n[-1]) == self.places_n.size - 1
 
 
 def assemble(
-    rows: Sequence[Row], group: tuple[int, ...], layout: Layout | None = None
+    rows: Sequence[Row], group: tuple[int, ...], layout: Layout, first_answers: Sequence[int]
 ) -> Microbatch:
-    """The arrays of one group."""
-    layout = layout or Layout()
+    """The arrays of one group.
+
+    Args:
+        rows: all rows that groups are chosen from.
+        group: indices of the chosen ones, in the order they are to lie in.
+        layout: this rank's.
+        first_answers: for each of `rows`, where its first logprob goes in the flat array of answers.
+    """
     chosen = [rows[index] for index in group]
-    lengths = tuple(row.length for row in chosen)
+    lengths = [row.length for row in chosen]
     padded = [layout.alignment.padded(length) for length in lengths]
+    extra = layout.padding(sum(padded))
+    # The stream's own padding is a row without tokens, so that nothing needs to know of it.
+    spans = ([*lengths, 0], [*padded, extra]) if extra else (lengths, padded)
+    stream = pack(*spans, layout.cp_rank, layout.cp_size)
+    places = np.flatnonzero(stream.is_real)
+    row_of, token_of = _tokens_of(stream.places[places], lengths, padded)
     width = max(row.targets.shape[1] for row in chosen)
-    targets = np.concatenate([_widen(row.targets, width) for row in chosen])
-    stream, order = None, None
-    if layout.packed:
-        stream = pack(lengths, padded, layout.cp_rank, layout.cp_size)
-        tokens = _streamed(chosen, padded)[stream.places][None]
-        positions = np.flatnonzero(stream.is_real)
-        if layout.cp_size > 1:
-            real = _real_places(lengths, padded)
-            order = stream.gathered[real]
-            targets = targets[np.searchsorted(real, stream.places[positions])]
-    else:
-        tokens = np.zeros((len(chosen), max(padded)), dtype=np.int64)
-        for place, row in zip(tokens, chosen, strict=True):
-            place[: row.length] = row.tokens
-        positions = np.concatenate(
-            [np.arange(length) * len(chosen) + place for place, length in enumerate(lengths)]
-        )
+    tokens = np.zeros(stream.places.size, dtype=np.int64)
+    tokens[places] = np.concatenate([row.tokens for row in chosen])[token_of]
     return Microbatch(
         rows=group,
-        lengths=lengths,
-        tokens_BS=tokens,
+        lengths=tuple(lengths),
+        padding=extra // layout.cp_size,
+        tokens_T=tokens,
         stream=stream,
-        positions_n=positions,
-        order_N=order,
-        targets_nk=targets,
-        inputs={name: _input(name, chosen, width) for name in _names(chosen)},
+        places_n=places,
+        rows_n=row_of,
+        targets_nk=np.concatenate([_widen(row.targets, width) for row in chosen])[token_of],
+        inputs={name: _input(name, chosen, width)[token_of] for name in _names(chosen)},
+        answers_nk=_answers(chosen, width, [first_answers[index] for index in group])[token_of],
     )
 
 
-def _streamed(rows: Sequence[Row], padded: Sequence[int]) -> Array:
-    tokens = np.zeros(sum(padded), dtype=np.int64)
-    start = 0
-    for row, length in zip(rows, padded, strict=True):
-        tokens[start : start + row.length] = row.tokens
-        start += length
-    return tokens
+def _tokens_of(
+    places: Array, lengths: Sequence[int], padded: Sequence[int]
+) -> tuple[Array, Array | slice]:
+    """Of each real token in the stream: its row, and its place among all rows' tokens one after another."""
+    starts = np.cumsum([0, *padded[:-1]])
+    row_of = np.searchsorted(starts, places, side="right") - 1
+    if places.size == sum(lengths):
+        return row_of, slice(None)  # all of them, in order: no copies
+    firsts = np.cumsum([0, *lengths[:-1]])
+    return row_of, places - starts[row_of] + firsts[row_of]
 
 
-def _real_places(lengths: Sequence[int], padded: Sequence[int]) -> Array:
-    starts = np.concatenate(([0], np.cumsum(padded)[:-1])).astype(np.int64)
-    return np.concatenate(
-        [start + np.arange(length) for start, length in zip(starts, lengths, strict=True)]
-    )
+def _answers(rows: Sequence[Row], width: int, firsts: Sequence[int]) -> Array:
+    parts: list[Array] = []
+    for row, first in zip(rows, firsts, strict=True):
+        here = first + np.arange(row.targets.size).reshape(row.targets.shape)
+        parts.append(_widen(here, width, -1))
+    return np.concatenate(parts)
 
 
 def _names(rows: Sequence[Row]) -> list[str]:
@@ -175,18 +144,9 @@ def _input(name: str, rows: Sequence[Row], width: int) -> Array:
     return np.concatenate([_widen(part, width) for part in parts])
 
 
-def _widen(array: Array, width: int) -> Array:
-    """Pad [n, k] to [n, width] with zeros."""
+def _widen(array: Array, width: int, value: int = 0) -> Array:
+    """Pad [n, k] to [n, width]."""
     missing = width - array.shape[1]
-    return array if missing == 0 else np.pad(array, ((0, 0), (0, missing)))
-
-
-def in_order(parts: Sequence[tuple[Microbatch, Array]], rows: Sequence[Row]) -> dict[int, Array]:
-    """Take per-token results [N, k] apart again: each row's by its index, in its target's shape."""
-    results: dict[int, Array] = {}
-    for microbatch, values in parts:
-        ends = np.cumsum(microbatch.lengths)[:-1]
-        for index, part in zip(microbatch.rows, np.split(values, ends), strict=True):
-            row = rows[index]
-            results[index] = part[:, : row.targets.shape[1]].reshape(row.target_shape)
-    return results
+    if missing == 0:
+        return array
+    return np.pad(array, ((0, 0), (0, missing)), constant_values=value)
