@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import multiprocessing as mp
 import tempfile
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import product
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +22,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lilo_miles_backend.ranks.attention import Attention, PackedRows
 from lilo_miles_backend.ranks.attention_plan import DenseCall, dense_rows, plan_calls
-from lilo_miles_backend.ranks.collectives import ALONE, Axis
+from lilo_miles_backend.ranks.collectives import Axis
 from lilo_miles_backend.ranks.kernels.attention_choice import (
     TOLERANCE,
+    Choice,
     choose_attention,
     dense_error,
     packed_error,
 )
-from lilo_miles_backend.ranks.kernels.attention_kernel import AttentionKernels
+from lilo_miles_backend.ranks.kernels.attention_cudnn import CudnnAttention
+from lilo_miles_backend.ranks.kernels.attention_fa4 import Fa4Attention
+from lilo_miles_backend.ranks.kernels.attention_flash import FlashAttention
+from lilo_miles_backend.ranks.kernels.attention_kernel import (
+    Attended,
+    AttentionKernels,
+    PackedBounds,
+)
 from lilo_miles_backend.ranks.kernels.attention_merge import merge_
 from lilo_miles_backend.ranks.kernels.attention_reference import (
     CpuAttention,
@@ -118,3 +130,187 @@ def test_one_rank_has_the_numbers_of_a_mask_over_the_whole_stream(kernels: str, 
     problem, stream = Problem.of(lengths, padded), pack(lengths, padded, 0, 1)
     ours = _attend(Attention(KERNELS[kernels]), problem, stream, PackedRows.of(stream, CPU))
     assert _worst(ours, problem.right(lengths, padded)) <= EXACT
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What the ranks along one axis computed."""
+
+    outs: list[list[torch.Tensor]]
+    """By rank: output and gradients."""
+    repeats: bool
+    """Whether a second time gave the same bits on all ranks."""
+
+
+Cuts = dict[tuple[str, str, int], Cut]
+
+
+@pytest.fixture(scope="module")
+def cuts() -> Cuts:
+    """Every case on two and on four ranks, in one world of four processes over gloo."""
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["lilo_miles_backend.ranks.rank", __name__])
+    with tempfile.TemporaryDirectory() as folder:
+        meet = f"file://{Path(folder) / 'meet'}"
+        pipes, processes = [], []
+        for rank in range(4):
+            ours, theirs = context.Pipe()
+            processes.append(context.Process(target=_serve, args=(theirs, meet, rank), daemon=True))
+            processes[-1].start()
+            theirs.close()
+            pipes.append(ours)
+        found = []
+        for rank, pipe in enumerate(pipes):
+            assert pipe.poll(120), f"rank {rank} gave no answer within 120 s"
+            found.append(pipe.recv())
+        for process in processes:
+            process.join(30)
+    assert not [one for one in found if isinstance(one, str)], found
+    return {
+        case: Cut(
+            outs=[list(map(torch.from_numpy, one[case][0])) for one in found[: case[2]]],
+            repeats=all(one[case][1] for one in found),
+        )
+        for case in found[0]
+    }
+
+
+def _serve(pipe: Connection, meet: str, rank: int) -> None:
+    """One rank: all cases, and what went wrong as text."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=meet, rank=rank, world_size=4, timeout=timedelta(seconds=60)
+    )
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    axes = [
+        Axis(name="cp", rank=rank % 2, size=2, group=pairs[rank // 2]),
+        Axis(name="cp", rank=rank, size=4, group=dist.group.WORLD),
+    ]
+    found: dict[tuple[str, str, int], tuple[list[Any], bool]] = {}
+    try:
+        for kernels, rows, axis in product(KERNELS, ROWS, axes):
+            lengths, padded = ROWS[rows]
+            problem, attention = Problem.of(lengths, padded), Attention(KERNELS[kernels], axis)
+            stream = pack(lengths, padded, axis.rank, axis.size)
+            packed = PackedRows.of(stream, CPU)
+            once, again = (_attend(attention, problem, stream, packed) for _ in range(2))
+            same = all(torch.equal(*pair) for pair in zip(once, again, strict=True))
+            # As arrays: a tensor would lie in memory that this process shares, and it ends.
+            found[kernels, rows, axis.size] = ([one.numpy() for one in once], same)
+        pipe.send(found)
+    except Exception:
+        pipe.send(traceback.format_exc())
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cp", [2, 4])
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_ranks_that_cut_rows_have_the_numbers_of_a_mask_and_the_same_bits_each_time(
+    cuts: Cuts, kernels: str, rows: str, cp: int
+) -> None:
+    lengths, padded = ROWS[rows]
+    right = Problem.of(lengths, padded).right(lengths, padded)
+    cut = cuts[kernels, rows, cp]
+    places = np.concatenate([pack(lengths, padded, rank, cp).places for rank in range(cp)])
+    whole = [torch.empty_like(one) for one in right]
+    for index, one in enumerate(whole):
+        one[torch.from_numpy(places)] = torch.cat([outs[index] for outs in cut.outs])
+    assert _worst(whole, right) <= EXACT
+    assert cut.repeats
+
+
+def test_a_wrong_kernel_is_seen_by_the_check_at_start() -> None:
+    class Shifted(CpuAttention):
+        """Forgets the mask."""
+
+        def forward(self, q: Any, k: Any, v: Any, *, causal: bool, scale: float) -> Attended:
+            return super().forward(q, k, v, causal=False, scale=scale)
+
+    class Scaled(PlainPackedAttention):
+        """Gets its scale wrong."""
+
+        def forward(
+            self, q: Any, k: Any, v: Any, bounds: PackedBounds, *, scale: float
+        ) -> Attended:
+            return super().forward(q, k, v, bounds, scale=scale * 1.1)
+
+    bf16 = torch.bfloat16
+    assert dense_error(CpuAttention(), CPU, bf16, 64) <= TOLERANCE / 2
+    assert packed_error(PlainPackedAttention(), CPU, bf16, 64) <= TOLERANCE / 2
+    assert dense_error(Shifted(), CPU, bf16, 64) > TOLERANCE
+    assert packed_error(Scaled(), CPU, bf16, 64) > TOLERANCE
+
+
+def test_kernels_that_raise_or_are_wrong_are_put_aside_with_the_reason() -> None:
+    # What this build of torch cannot run on a CPU stands for what a card cannot run.
+    choice = Choice()
+    kernel = choice.first(
+        (Fa4Attention, CudnnAttention, FlashAttention, CpuAttention),
+        lambda one: dense_error(one, CPU, torch.bfloat16, 64),
+    )
+    assert isinstance(kernel, CpuAttention)
+    assert [note.split()[0] for note in choice.notes] == ["cuDNN", "FA2"]
+
+
+def test_plain_formulas_are_those_of_torch_and_their_gradients_those_of_autograd() -> None:
+    q, k, v, grad = (
+        torch.randn(2, length, heads, SIZE, dtype=torch.float64)
+        for length, heads in ((7, HEADS), (9, GROUPS), (9, GROUPS), (7, HEADS))
+    )
+    for one in (q, k, v):
+        one.requires_grad_()
+    for causal in (False, True):
+        mask = torch.ones(7, 9, dtype=torch.bool).tril(2 if causal else 9)
+        first = (x.transpose(1, 2) for x in (q, k, v))
+        right = torch.nn.functional.scaled_dot_product_attention(
+            *first, attn_mask=mask, scale=0.3, enable_gqa=True
+        ).transpose(1, 2)
+        right_grads = torch.autograd.grad(right, (q, k, v), grad)
+        right = right.detach()
+        with torch.no_grad():
+            ours = PlainAttention().forward(q, k, v, causal=causal, scale=0.3)
+            grads = PlainAttention().backward(grad, q, k, v, ours, causal=causal, scale=0.3)
+        assert _worst([ours.out, *grads], [right, *right_grads]) <= EXACT
+
+
+@given(
+    st.lists(st.sampled_from([1, 2, 4, 8, 16, 32]), min_size=1, max_size=12),
+    st.integers(0, 3),
+    st.integers(1, 40),
+)
+@settings(max_examples=60)
+def test_every_real_row_is_in_one_call_and_only_rows_of_one_length_share_a_dense_one(
+    shares: list[int], cp: int, dense_from: int
+) -> None:
+    size = 2**cp
+    here = [2 * share for share in shares]
+    padded = [length * size for length in here]
+    lengths = [length if index % 4 else 0 for index, length in enumerate(padded)]
+    calls = plan_calls(lengths, padded, cp_rank=0, cp_size=size, dense_from=dense_from, device=CPU)
+    starts = np.concatenate(([0], np.cumsum(here)))
+    covered = [token for call in calls for token in range(call.tokens.start, call.tokens.stop)]
+    wanted = [
+        token
+        for index, length in enumerate(lengths)
+        if length
+        for token in range(starts[index], starts[index + 1])
+    ]
+    assert covered == wanted
+    for call in calls:
+        rows = [i for i in range(len(here)) if call.tokens.start <= starts[i] < call.tokens.stop]
+        if isinstance(call, DenseCall):
+            assert {here[i] for i in rows} == {call.length}
+            assert call.rows * call.length**2 >= dense_from**2
+        else:
+            assert all(part.bounds.queries.diff().tolist() for part in call.parts)
+            assert len(call.parts) == (1 if size == 1 else 2)
+
+
+def test_long_rows_are_dense_calls_and_a_run_of_short_ones_is_one_packed_call() -> None:
+    stretches = dense_rows([32768, 4096, 4096, 1000, 700, 700, 3], 2048)
+    assert stretches == [(1, True), (2, True), (4, False)]
+    assert dense_rows([1024] * 16, 2048) == [(16, True)]
+    assert dense_rows([9, 9, 3], None) == [(2, True), (1, True)]

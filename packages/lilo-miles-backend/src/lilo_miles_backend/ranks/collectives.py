@@ -17,6 +17,10 @@ import torch.distributed as dist
 
 from lilo_miles_backend.ranks.autograd import AutogradContext, AutogradGrads
 
+# torch 2.13 renames both and warns of the names that releases before it have; goes when the floor is 2.13.
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
@@ -72,19 +76,17 @@ class Pending:
 def stacking(tensor: torch.Tensor, axis: Axis) -> Pending:
     """Start `stacked` of a contiguous tensor, which must stay as it is meanwhile, on an axis of several ranks."""
     result = tensor.new_empty((axis.size, *tensor.shape))
-    work = dist.all_gather_into_tensor(
-        result.view(-1, *tensor.shape[1:]), tensor, group=axis.group, async_op=True
-    )
-    return Pending(result=result, work=cast(dist.Work, work))
+    work = _all_gather(result.view(-1, *tensor.shape[1:]), tensor, group=axis.group, async_op=True)
+    return Pending(result=result, work=work)
 
 
 def summing_parts(tensor: torch.Tensor, axis: Axis) -> Pending:
     """Start the sum over ranks of tensor[rank], for each rank its own: contiguous, one entry per rank, several ranks."""
     result = torch.empty_like(tensor[0])
-    work = dist.reduce_scatter_tensor(
+    work = _reduce_scatter(
         result, tensor.view(-1, *tensor.shape[2:]), group=axis.group, async_op=True
     )
-    return Pending(result=result, work=cast(dist.Work, work))
+    return Pending(result=result, work=work)
 
 
 def collected(value: object, axis: Axis) -> list[Any]:

@@ -44,8 +44,8 @@ Kernel = TypeVar("Kernel", DenseAttention, PackedAttention)
 
 
 @dataclass(slots=True)
-class _Choice:
-    """What was put aside so far, and why."""
+class Choice:
+    """Takes the first kernel that works; what was put aside before it, and why, is in `notes`."""
 
     notes: list[str] = field(default_factory=list[str])
 
@@ -98,7 +98,7 @@ def choose_attention(device: torch.device, dtype: torch.dtype, head_dim: int) ->
 
 
 def _fast(device: torch.device, dtype: torch.dtype, head_dim: int) -> AttentionKernels:
-    choice = _Choice()
+    choice = Choice()
     dense = choice.first(
         (Fa4Attention, CudnnAttention, FlashAttention),
         lambda kernel: dense_error(kernel, device, dtype, head_dim),
