@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from unittest.mock import patch
 
 import torch
+from lilo_miles_backend.bench.clock import timed
 from lilo_miles_backend.families.shape import DeltaShape
 from lilo_miles_backend.ranks.attention import PackedRows
 from lilo_miles_backend.ranks.collectives import ALONE, Axis
@@ -24,7 +25,6 @@ from lilo_miles_backend.ranks.layers import delta
 from lilo_miles_backend.ranks.layers.delta import DeltaMixer
 from lilo_miles_backend.ranks.stream import pack
 
-from benchmarks.gpu.clock import timed
 from benchmarks.gpu.lines import at_most, bound, emit, part
 
 CASE = "check_delta"
@@ -255,52 +255,6 @@ def _together(cp: int) -> AbstractContextManager[object]:
 def _alike() -> AbstractContextManager[object]:
     """In place of a process group: every rank has told the same as this one."""
     return patch.object(delta, "gathered", lambda x, axis: torch.cat([x] * axis.size))
-
-
-def _mixer(
-    self, kernels: DeltaKernels, dtype: torch.dtype, of: torch.dtype, cp: Axis = ALONE
-) -> DeltaMixer:
-    mixer = _mixer(self.shape, kernels, dtype, self.projected.device, cp)
-    with torch.no_grad():
-        for name, parameter in mixer.named_parameters():
-            rounded = self.weights[name].to(of) if name == "conv" else self.weights[name]
-            parameter.copy_(rounded)
-    return mixer
-
-
-class _Together:
-    """In place of a process group: threads that meet at every gather and get one tensor, with its graph."""
-
-    def __init__(self, cp: int) -> None:
-        self._slots: list[torch.Tensor | None] = [None] * cp
-        self._barrier = threading.Barrier(cp, timeout=60)
-        self._real = delta.gathered
-
-    def __enter__(self) -> None:
-        delta.gathered = self._gathered
-
-    def __exit__(self, *_: object) -> None:
-        delta.gathered = self._real
-
-    def _gathered(self, x: torch.Tensor, axis: Axis) -> torch.Tensor:
-        self._slots[axis.rank] = x
-        self._barrier.wait()
-        every = torch.cat([slot for slot in self._slots if slot is not None])
-        self._barrier.wait()
-        return every
-
-
-class _alike:  # noqa: N801 - used as a function
-    """In place of a process group: every rank has told the same as this one."""
-
-    def __init__(self, cp: int) -> None:
-        self._cp, self._real = cp, delta.gathered
-
-    def __enter__(self) -> None:
-        delta.gathered = lambda x, axis: torch.cat([x] * axis.size)
-
-    def __exit__(self, *_: object) -> None:
-        delta.gathered = self._real
 
 
 def _mixer(
