@@ -117,10 +117,9 @@ class HeadPass:
         products = None
         if head.factors is not None:
             factors = head.factors
-            products = hidden @ factors.a.t()
             # In the logits' type: so narrow a product is bound by reading and writing the logits, whatever its type.
-            up = factors.b.to(logits.dtype).t()
-            logits.addmm_(products.to(logits.dtype), up, alpha=factors.scale)
+            products = widened(hidden, factors.a.t())
+            logits.addmm_(products, factors.b.to(logits.dtype).t(), alpha=factors.scale)
         places = self._places(rows)
         lse, at_targets = head.kernels.statistics(logits, places)
         if head.tp.is_split:
@@ -152,7 +151,8 @@ class HeadPass:
         grad_products = None
         if factors is not None and chunk.products_Cr is not None:
             grad_products = (grad_logits @ factors.b).mul_(factors.scale)
-            _add_product(factors.grad_b, grad_logits.t(), chunk.products_Cr, factors.scale)
+            products = chunk.products_Cr.to(grad_logits.dtype)
+            _add_product(factors.grad_b, grad_logits.t(), products, factors.scale)
             _add_product(factors.grad_a, grad_products.t(), self._hidden[rows], 1.0)
         if out_CH is None:
             return
@@ -162,15 +162,24 @@ class HeadPass:
 
 
 def widened(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Product with a result of float32 at least.
+    """Product [C, V] with a result of float32 at least, not rounded to the operands' type on the way.
 
-    On a GPU the product of narrow operands is handed out as it was summed; elsewhere it is rounded to their type
-    first, as torch has no such product there.
+    A GPU hands out what it summed. Elsewhere the operands are widened, the right one some columns at a time.
     """
-    if left.is_cuda and left.dtype in (torch.bfloat16, torch.float16):
+    if left.dtype in (torch.float32, torch.float64):
+        return left @ right
+    if left.is_cuda:
         return torch.mm(left, right, out_dtype=torch.float32)
-    product = left @ right
-    return product.to(torch.promote_types(product.dtype, torch.float32))
+    wide = left.float()
+    result = wide.new_empty(left.shape[0], right.shape[1])
+    for start in range(0, right.shape[1], _COLUMNS):
+        columns = slice(start, start + _COLUMNS)
+        result[:, columns] = wide @ right[:, columns].float()
+    return result
+
+
+_COLUMNS = 8192
+"""Of a frozen weight that are widened at a time, on a CPU."""
 
 
 def _add_product(
