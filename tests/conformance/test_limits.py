@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
+import json
 import socket
 import time
 from collections.abc import Iterator
@@ -188,3 +190,34 @@ def test_many_at_once_of_a_limited_key_leave_the_server_quick_for_others(served)
         counts = [each.result().status_code for each in flood]
     assert counts.count(429) > 150
     assert set(counts) <= {200, 429}
+
+
+def test_clients_that_leave_take_their_polls_along(served):
+    model_id = served.model()
+    # Number 1 does not come, so that this one never ends.
+    waiting = binary(model_id, 2, [1, 2, 3])
+    request_id = served.post("forward_backward", content=waiting, headers=PROTOBUF).json()[
+        "request_id"
+    ]
+    host, port = served.url.removeprefix("http://").split(":")
+    body = json.dumps({"request_id": request_id}).encode()
+    head = (
+        f"POST /api/v1/retrieve_future HTTP/1.1\r\nHost: x\r\nX-API-Key: {served.http.headers['X-API-Key']}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+
+    def tasks() -> float:
+        lines = served.http.get("/metrics").text.splitlines()
+        return next(float(line.split()[1]) for line in lines if line.startswith("lilo_tasks "))
+
+    before = tasks()
+    with contextlib.ExitStack() as clients:
+        for _ in range(64):
+            each = clients.enter_context(socket.create_connection((host, int(port))))
+            each.sendall(head.encode() + body)
+        deadline = time.monotonic() + LIMIT_S
+        while tasks() < before + 64:
+            assert time.monotonic() < deadline
+    deadline = time.monotonic() + 5
+    while tasks() > before + 8:
+        assert time.monotonic() < deadline, "a poll that nobody waits for ends before its 25 s"

@@ -1,12 +1,25 @@
-"""Long polls end when the server does."""
+"""Long polls end when the server does, or when their client leaves."""
 
 from __future__ import annotations
 
 import anyio
 import pytest
+from fastapi import Request
+from lilo_engine.errors import NotFound
 from lilo_engine.requests.long_polls import LongPolls
+from starlette.requests import ClientDisconnect
 
 pytestmark = pytest.mark.anyio
+
+
+def asked(left: anyio.Event | None = None) -> Request:
+    """A request whose body was read, and whose client leaves at an event."""
+
+    async def receive():
+        await (left or anyio.Event()).wait()
+        return {"type": "http.disconnect"}
+
+    return Request({"type": "http", "method": "POST", "path": "/", "headers": []}, receive)
 
 
 async def test_polls_that_wait_are_answered_at_the_end_and_later_ones_at_once():
@@ -19,7 +32,7 @@ async def test_polls_that_wait_are_answered_at_the_end_and_later_ones_at_once():
         return "not ready"
 
     async def poll() -> None:
-        answers.append(await polls.answer(look, 25.0))
+        answers.append(await polls.answer(asked(), look, 25.0))
 
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
@@ -33,7 +46,35 @@ async def test_polls_that_wait_are_answered_at_the_end_and_later_ones_at_once():
     assert waits == [25.0] * 3 + [0.0] * 4
 
 
-async def test_a_client_that_leaves_is_not_answered():
+async def test_a_client_that_leaves_takes_its_poll_along():
+    polls, left, looks = LongPolls(), anyio.Event(), []
+
+    async def look(wait_s: float) -> str:
+        looks.append(wait_s)
+        await anyio.sleep_forever()
+        raise AssertionError("unreachable")
+
+    async def poll() -> None:
+        with pytest.raises(ClientDisconnect):
+            await polls.answer(asked(left), look, 25.0)
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(poll)
+            await anyio.wait_all_tasks_blocked()
+            left.set()
+    assert looks == [25.0], "nobody is there to hear of what there is"
+
+
+async def test_an_error_is_the_answer_as_it_is():
+    async def look(_: float) -> str:
+        raise NotFound("there is none")
+
+    with pytest.raises(NotFound, match="there is none"):
+        await LongPolls().answer(asked(), look, 25.0)
+
+
+async def test_a_poll_that_is_cancelled_ends():
     polls = LongPolls()
 
     async def look(_: float) -> str:
@@ -41,6 +82,6 @@ async def test_a_client_that_leaves_is_not_answered():
         raise AssertionError("unreachable")
 
     with anyio.move_on_after(0) as left:
-        await polls.answer(look, 25.0)
+        await polls.answer(asked(), look, 25.0)
     assert left.cancelled_caught
     polls.end()

@@ -92,11 +92,12 @@ def engine_server(
         refusal = _refusal(request, answering)
         if refusal is not None:
             return refusal
+        name = request.path_params["method"]
         try:
             body = await request.body()
+            value = await _value(methods | _polls(answering, request), name, body)
         except ClientDisconnect:
             return Response(status_code=499)
-        value = await _value(methods, request.path_params["method"], body)
         try:
             answering.reign.check()
         except LiloError as error:
@@ -143,6 +144,8 @@ async def _value(methods: Mapping[str, _Method], name: str, body: bytes) -> obje
         return await method(*arguments)
     except LiloError as error:
         return error
+    except ClientDisconnect:
+        raise
     except Exception as error:
         number = secrets.token_hex(4)
         _log.exception("call %s failed, error %s", name, number)
@@ -153,7 +156,7 @@ async def _value(methods: Mapping[str, _Method], name: str, body: bytes) -> obje
 
 def _methods(answering: Answering) -> dict[str, _Method]:
     """By name; positional arguments only, as `client.py` sends them."""
-    engine, sampling, polls = answering.engine, answering.sampling, answering.polls
+    engine, sampling = answering.engine, answering.sampling
 
     async def say_hello() -> Hello:
         return answering.hello
@@ -175,16 +178,6 @@ def _methods(answering: Answering) -> dict[str, _Method]:
             claim=claim,
         )
 
-    async def retrieve(request_id: str, wait_s: float) -> object:
-        look = partial(engine.retrieve, RequestId(request_id))
-        return await polls.answer(look, wait_s)
-
-    async def retrieve_sample(request_id: str, wait_s: float) -> object:
-        return await polls.answer(partial(sampling.retrieve, request_id), wait_s)
-
-    async def completions(whose: tuple[str, int], cursor: int, wait_s: float) -> Completions:
-        return await polls.answer(partial(sampling.completions, Whose(*whose), cursor), wait_s)
-
     async def retrieved(whose: tuple[str, int], request_ids: tuple[str, ...]) -> None:
         await sampling.retrieved(Whose(*whose), request_ids)
 
@@ -195,9 +188,28 @@ def _methods(answering: Answering) -> dict[str, _Method]:
     methods |= {f"view.{name}": getattr(answering.view, name) for name in VIEW_METHODS}
     return methods | {
         "hello": say_hello,
-        "retrieve": retrieve,
         "sampling.submit": submit_sample,
+        "sampling.retrieved": retrieved,
+    }
+
+
+def _polls(answering: Answering, request: Request) -> dict[str, _Method]:
+    """The methods that wait as long as the client that asks is there."""
+    engine, sampling, polls = answering.engine, answering.sampling, answering.polls
+
+    async def retrieve(request_id: str, wait_s: float) -> object:
+        look = partial(engine.retrieve, RequestId(request_id))
+        return await polls.answer(request, look, wait_s)
+
+    async def retrieve_sample(request_id: str, wait_s: float) -> object:
+        return await polls.answer(request, partial(sampling.retrieve, request_id), wait_s)
+
+    async def completions(whose: tuple[str, int], cursor: int, wait_s: float) -> Completions:
+        look = partial(sampling.completions, Whose(*whose), cursor)
+        return await polls.answer(request, look, wait_s)
+
+    return {
+        "retrieve": retrieve,
         "sampling.retrieve": retrieve_sample,
         "sampling.completions": completions,
-        "sampling.retrieved": retrieved,
     }

@@ -33,7 +33,7 @@ async def retrieve_future(request: Request) -> Response:
     front = front_of(request)
     wire = await read_json(request, RetrieveFutureBody, front.settings.body)
     await _check(view_of(request), wire.request_id)
-    state = await _state(front, wire.request_id)
+    state = await _state(front, request, wire.request_id)
     match state:
         case Pending():
             return _pending(state)
@@ -74,13 +74,15 @@ async def _check(view: View, request_id: str) -> None:
         await view.check_request(request_id)
 
 
-async def _state(front: Front, request_id: str) -> Pending | Complete | Failed | Sampled:
+async def _state(
+    front: Front, request: Request, request_id: str
+) -> Pending | Complete | Failed | Sampled:
     async def look(wait_s: float) -> Pending | Complete | Failed | Sampled:
         if request_id.startswith(SAMPLE_PREFIX):
             return await front.retrieve_sample(request_id, wait_s)
         return await front.retrieve(request_id, wait_s)
 
-    return await front.polls.answer(look, front.settings.long_poll_s)
+    return await front.polls.answer(request, look, front.settings.long_poll_s)
 
 
 def _pending(state: Pending) -> Response:
