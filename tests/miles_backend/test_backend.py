@@ -47,10 +47,19 @@ def test_it_describes_what_the_definition_says(tiny_backend: MilesBackend) -> No
     assert info.device.startswith("cpu")
 
 
-def test_a_device_that_is_not_offered_is_refused_before_anything_starts() -> None:
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_definition_for_a_gpu_is_refused_with_what_was_found_and_what_to_do() -> None:
     topology = Topology(device="cuda", gpus_per_node=1)
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(InvalidRequest, match=r"needs a GPU .*, and 0 can be used: .*; \w+ .*, or"):
         ref.start(get("tiny").model_copy(update={"topology": topology}))
+
+
+def test_what_is_not_built_for_gpus_is_refused_by_name_before_anything_starts() -> None:
+    definition = get("tiny").derive(
+        topology={"device": "cuda", "gpus_per_node": 1}, trainer={"deterministic": True}
+    )
+    with pytest.raises(InvalidRequest, match=r"trainer\.deterministic is True"):
+        ref.start(definition)
 
 
 def test_a_definition_that_does_not_fit_the_files_is_refused(

@@ -13,6 +13,9 @@ _SILENCE = "LILO_RANK_SILENCE_S"
 _CLUSTER_WAIT = "LILO_CLUSTER_WAIT_S"
 RAY_ADDRESS = "LILO_RAY_ADDRESS"
 
+_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""torch's names for it, old and new."""
+
 HANDED_OVER = (
     "LILO_CHECKPOINT_VOLUME",
     "LILO_CHECKPOINT_ROOT",
@@ -93,3 +96,12 @@ def environment_with(variables: Mapping[str, str]) -> Mapping[str, str]:
 def add_to_environment(variables: Mapping[str, str]) -> None:
     """Set variables of this process that libraries read when they are first used."""
     os.environ.update(variables)
+
+
+def allocate_in_segments() -> None:
+    """Have torch grow and shrink pieces of GPU memory instead of keeping fixed ones; read when it first takes memory.
+
+    Packed batches differ in length from pass to pass, and what was freed of one must serve the next.
+    """
+    if not any(os.environ.get(name) for name in _ALLOCATOR):
+        os.environ[_ALLOCATOR[0]] = "expandable_segments:True"

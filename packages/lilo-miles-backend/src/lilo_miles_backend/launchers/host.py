@@ -88,13 +88,7 @@ class RankHost:
                 return self._started().execute(command)
 
     def _begin(self, command: Begin) -> RankInfo:
-        place = RankPlace(
-            rank=self._place.rank,
-            world_size=self._place.world_size,
-            rendezvous=command.rendezvous,
-            node=self._place.node,
-            local_rank=self._place.local_rank,
-        )
+        place = replace(self._place, rendezvous=command.rendezvous)
         self._rank = self._class()(self._config, self._settings, place)
         facts = local_facts(self._config, self._settings)
         return replace(self._rank.info(), node=place.node, facts=facts)

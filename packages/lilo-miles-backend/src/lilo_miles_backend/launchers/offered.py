@@ -36,7 +36,6 @@ def _refused(definition: Definition) -> list[str]:
             definition.model.family,
             ", ".join(FAMILIES),
         ),
-        (topology.device == "cpu", "topology.device", topology.device, "cpu"),
         (not topology.rdma, "topology.rdma", topology.rdma, "false"),
         (
             trainer.keep_activations == "all",
@@ -45,7 +44,7 @@ def _refused(definition: Definition) -> list[str]:
             "all",
         ),
         (
-            # What runs on CPU is deterministic without being asked; kernels of GPUs are not.
+            # What runs on CPU is deterministic without being asked; attention's backward on GPUs is not.
             topology.device == "cpu" or not trainer.deterministic,
             "trainer.deterministic",
             trainer.deterministic,

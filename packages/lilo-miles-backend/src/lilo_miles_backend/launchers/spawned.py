@@ -53,7 +53,11 @@ def spawn_ranks(config: BackendConfig, settings: BackendSettings) -> DrivenRanks
     try:
         for rank in range(world_size):
             place = RankPlace(
-                rank=rank, world_size=world_size, rendezvous=rendezvous, local_rank=rank
+                rank=rank,
+                world_size=world_size,
+                rendezvous=rendezvous,
+                local_rank=rank,
+                num_devices=world_size,
             )
             members.append(SpawnedMember(config, settings, place))
     except OSError:
@@ -159,7 +163,7 @@ def _start(
         # -P: a file in the working directory must not stand in for a module.
         [sys.executable, "-P", "-m", "lilo_miles_backend.launchers.rank_process"],
         stdin=subprocess.PIPE,
-        env=environment_with({"GLOO_SOCKET_IFNAME": LOOPBACK}),
+        env=environment_with({"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}),
         pass_fds=[stream.fileno() for members in streams.values() for stream in members],
     )
     assert child.stdin is not None

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, cast
 
+import torch
 import torch.distributed as dist
 from lilo_definitions import Topology
 
-from lilo_miles_backend.ranks.collectives import Axis
+from lilo_miles_backend.ranks.collectives import Axis, sum_in_place
 from lilo_miles_backend.ranks.device import Device
 from lilo_miles_backend.ranks.megatron import get_cuda_rng_tracker, parallel_state
 from lilo_miles_backend.ranks.place import RankPlace
@@ -75,6 +76,7 @@ class Parallel:
             if not _members:
                 _initialize(topology, device, timeout_minutes, place)
                 joined = _describe(cls, topology)
+                _connect(joined, device)
                 _check_limits(joined.group_limits_s, timeout_minutes)
             else:
                 joined = _members[0]
@@ -82,13 +84,17 @@ class Parallel:
             _members.append(joined)
         return joined
 
-    def leave(self) -> None:
-        """Leave the groups; the last member of the process ends them."""
+    def leave(self, *, together: bool = False) -> None:
+        """Leave the groups; the last member of the process ends them.
+
+        Args:
+            together: all ranks leave now, so that each can wait for the others. NCCL needs that: a communicator that
+                ends while a neighbour still uses it holds up the exit of both.
+        """
         with _lock:
             _members.remove(self)
             if not _members:
-                parallel_state.destroy_model_parallel()
-                dist.destroy_process_group()
+                _end_groups(together=together and self.world_size > 1)
 
 
 def _initialize(
@@ -98,9 +104,8 @@ def _initialize(
     if place is None:
         # An in-memory store: a world of one needs no port, so nothing can be in use or be reached from outside.
         store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
-        dist.init_process_group(
-            device.collectives, store=store, rank=0, world_size=1, timeout=limit
-        )
+        # Nothing is exchanged in it, on no device: gloo takes no memory of a GPU, and no time.
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1, timeout=limit)
     else:
         dist.init_process_group(
             device.collectives,
@@ -108,6 +113,8 @@ def _initialize(
             rank=place.rank,
             world_size=place.world_size,
             timeout=limit,
+            # No device_id: NCCL would then connect each of Megatron's dozen groups at once, used or not, and each
+            # connection takes memory of the GPU. `_connect` does it for those that are used.
         )
     assert dist.get_world_size() == topology.world_size, (
         f"{dist.get_world_size()} ranks met; the definition's layout has {topology.world_size}"
@@ -120,6 +127,27 @@ def _initialize(
     )
     # The no-op tracker: the stock one needs CUDA, and nothing is drawn at random while dropout is 0.
     get_cuda_rng_tracker(inference_rng_tracker=True)
+
+
+def _connect(parallel: Parallel, device: Device) -> None:
+    """Have NCCL connect the groups that are used, so that what is wrong between GPUs shows at start and not in a step."""
+    if not device.is_cuda:
+        return  # gloo connects when a group is made
+    for axis in (parallel.world, parallel.tp, parallel.cp, parallel.dp, parallel.dp_cp):
+        met = sum_in_place(torch.ones(1, device=device.torch_device), axis)
+        assert met.item() == axis.size, f"{met.item():g} of {axis.size} ranks met along {axis.name}"
+
+
+def _end_groups(*, together: bool) -> None:
+    if together and dist.get_backend() == "nccl":
+        dist.barrier(device_ids=[torch.cuda.current_device()])
+    parallel_state.destroy_model_parallel()
+    world = dist.group.WORLD
+    # The newest first: groups over some ranks end before the one over all, which others may be made from.
+    for group in reversed(list(dist.distributed_c10d._world.pg_map)):  # no public list of them
+        if group is not world:
+            dist.destroy_process_group(group)
+    dist.destroy_process_group()
 
 
 def _describe(kind: type[Parallel], topology: Topology) -> Parallel:

@@ -22,6 +22,9 @@ class RankPlace:
     """Identity of the machine, for people and for placement; never read from a hostname alone."""
     local_rank: int = 0
     """Position among the ranks of the same node: chooses the device."""
+    num_devices: int = 1
+    """GPUs that every process of the node must see, where ranks run on GPUs: all of its ranks', or its own alone where
+    the cluster shows each process only that."""
 
     def __post_init__(self) -> None:
         assert 0 <= self.rank < self.world_size, (

@@ -58,13 +58,18 @@ class Rank:
             place: of this rank among the others; None: it is the only one.
 
         Raises:
-            InvalidRequest: the model's files do not fit the definition.
+            InvalidRequest: the model's files do not fit the definition, or there is no GPU where it asks for one.
         """
         definition = config.definition
         self._definition = definition
         self._place = place
         self._progress = Progress()
-        self._device = Device.cpu(threads=settings.threads_per_rank)
+        self._device = Device.of(
+            definition.topology,
+            threads=settings.threads_per_rank,
+            local_rank=0 if place is None else place.local_rank,
+            num_devices=1 if place is None else place.num_devices,
+        )
         self._parallel = Parallel.join(
             definition.topology,
             self._device,
@@ -149,7 +154,8 @@ class Rank:
     def close(self) -> None:
         """Let go of what waits, and leave the process groups."""
         self._storage.close()
-        self._parallel.leave()
+        self._device.synchronize()
+        self._parallel.leave(together=True)
 
     def _load(self, config: BackendConfig) -> None:
         definition = config.definition
