@@ -6,20 +6,28 @@ import json
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from _bare import LONG_ROWS, SHORT_ROWS, bare_trainer, full_batch, overhead
-from _proof import Proof, tiny_server
+from _proof import LIMIT_S, Proof, tiny_server
 from _samples import samples
 from lilo_definitions import get
+from lilo_engine.bench.client import datums
 from lilo_engine.bench.run import run
-from lilo_engine.bench.sections import LONG_REQUESTS, steps
+from lilo_engine.bench.sections import LONG_REQUESTS
+from lilo_engine.bench.sections import steps as steps_of
+from lilo_engine.bench.wire import Wire
+from lilo_engine.bench.wire_model import WireModel
 from lilo_engine.demo.server import LocalServer
 from lilo_engine.simulate.simulation import Simulation
 from lilo_engine.simulate.workload import Workload
 
 BENCHMARK = Path(__file__).resolve().parent.parent / "benchmarks" / "run.py"
+STOPPED_CLIENTS = 8
 LOAD_SECTIONS = "core,overhead,sample,clients"
 
 
@@ -38,9 +46,39 @@ def main() -> None:
             _served(proof)
         with proof.part("a server that packs models, by clients without weight"):
             _packed(proof)
+        with proof.part("a server that stops"):
+            _stopped(proof)
         with proof.part("load driver against the bare trainer"):
             _load(proof)
     proof.end()
+
+
+def _stopped(proof: Proof) -> None:
+    """SIGTERM while eight clients train: an orderly end, soon."""
+    over = threading.Event()
+
+    def train(server: LocalServer) -> None:
+        # The server ends in the middle of a step.
+        with suppress(OSError, RuntimeError), Wire(server.base_url, server.api_key) as wire:
+            model = WireModel.create(wire)
+            while not over.is_set():
+                model.step(data)
+                steps.append(1)
+
+    data, steps = datums(8, 128), list[int]()
+    with tiny_server() as server, ThreadPoolExecutor(STOPPED_CLIENTS) as pool:
+        for _ in range(STOPPED_CLIENTS):
+            pool.submit(train, server)
+        deadline = time.monotonic() + LIMIT_S
+        while len(steps) < 4 * STOPPED_CLIENTS and time.monotonic() < deadline:
+            time.sleep(0.05)
+        began = time.monotonic()
+        code = server.stop()
+        took_s = time.monotonic() - began
+        over.set()
+    proof.at_least("steps before SIGTERM", len(steps), 4 * STOPPED_CLIENTS)
+    proof.equal("exit code after SIGTERM with 8 busy clients", code, 0)
+    proof.at_most("SIGTERM with 8 busy clients, s", took_s, 15)
 
 
 def _null(proof: Proof) -> None:
@@ -88,7 +126,7 @@ def _packed(proof: Proof) -> None:
         definition = Path(folder) / "packed.yaml"
         definition.write_text("extends: tiny\ntrainer: {pack_models: true}\n", "utf-8")
         with LocalServer(str(definition), Path(folder) / "data") as server:
-            told = steps(server.base_url, server.pid, server.api_key)
+            told = steps_of(server.base_url, server.pid, server.api_key)
     ratio = told["eight_clients_against_one"]
     proof.at_least("8 clients, almost empty batch, packed, against one client", ratio, 3)
     proof.figure("the same, all figures", told, "reported", True)
@@ -136,7 +174,7 @@ def _served(proof: Proof) -> None:
         asked = samples(server.base_url, server.pid, server.api_key)
         proof.at_most("32 requests against one of 32", asked["many_to_one"], 1.5)
         proof.figure("the same, all figures", asked, "reported", True)
-        told = steps(server.base_url, server.pid, server.api_key)
+        told = steps_of(server.base_url, server.pid, server.api_key)
         # Bit for bit as if each were alone, so that the trainer runs one after another.
         proof.figure("almost empty steps, all figures", told, "reported", True)
         long = overhead(bare, server, LONG_ROWS)

@@ -15,6 +15,9 @@ from pathlib import Path
 import httpx
 import tinker
 from _proof import LIMIT_S, Proof, adam, datum, largest_difference, logprobs, outcome, step, tokens
+from lilo_engine.bench.client import datums, timed_now
+from lilo_engine.bench.wire import Wire, held_polls
+from lilo_engine.bench.wire_model import WireModel
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.control.postgres import database, postgres_server, why_not
@@ -22,6 +25,9 @@ from tests.processes.command import Command, engine, front
 
 KEY = "tml-proof-of-processes"
 DATA = [datum(tokens(seed, 24)) for seed in (1, 2)]
+WAITERS = 1024
+"""Polls at one front."""
+HEARTBEATS = 200
 IN_FLIGHT = 32
 """Requests that wait in the engine when it is killed."""
 DEFINITE_S = 30.0
@@ -84,6 +90,22 @@ def _two_fronts(proof: Proof, site: _Site) -> None:
     request_id = one.post("optim_step", json=body).json()["request_id"]
     answer = two.post("retrieve_future", json={"request_id": request_id})
     proof.equal("a future submitted at one front, asked for at the other", answer.status_code, 200)
+
+
+def _many_waiters(proof: Proof, site: _Site) -> None:
+    """Clients that wait at a front cost the others there nothing, although each wait is a call to the engine."""
+    url = site.fronts[0].url
+    with Wire(url, KEY) as wire:
+        model = WireModel.create(wire)
+        model.skip_number()
+        request_ids = [model.forward_backward(datums(1, 2)) for _ in range(64)]
+        timed_now(model.heartbeat, 20)
+        alone = timed_now(model.heartbeat, HEARTBEATS)
+        with held_polls(url, request_ids, WAITERS, KEY):
+            beside = timed_now(model.heartbeat, HEARTBEATS)
+    proof.figure("heartbeat at a front, alone", alone, "reported", True)
+    proof.figure(f"the same beside {WAITERS:,} that wait", beside, "reported", True)
+    proof.at_most(f"heartbeat beside {WAITERS:,} that wait, p50 ms", beside["p50_ms"], 5)
 
 
 def _killed_front(proof: Proof, site: _Site) -> None:
@@ -205,6 +227,7 @@ def main() -> None:
     with _site() as site:
         for part in (
             _two_fronts,
+            _many_waiters,
             _killed_front,
             _killed_engine,
             _second_engine,

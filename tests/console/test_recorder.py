@@ -137,7 +137,7 @@ async def test_metrics_are_text_that_prometheus_reads(build, running):
         text = EngineMetrics(rig.engine.recorder, {}, rig.engine.kept_bytes).text(
             await rig.engine.state()
         )
-    text += ServerMetrics({200: 3}).text(7)
+    text += ServerMetrics({200: 3}).text(tasks=7, polls=2)
     assert 'lilo_operations_total{command="optim_step",outcome="done"} 2.0' in text
     assert 'lilo_command_seconds_bucket{command="persist",le="+Inf"} 1.0' in text
     assert 'lilo_http_responses_total{status="200"} 3.0' in text

@@ -120,20 +120,20 @@ class Wire:
 
 
 @contextmanager
-def held_polls(url: str, request_ids: Sequence[str], count: int) -> Generator[None]:
+def held_polls(url: str, request_ids: Sequence[str], count: int, key: str = KEY) -> Generator[None]:
     """So many polls that wait for these futures while the context lasts; nobody reads their answers.
 
-    They are with the server when the context begins: its own count of tasks says so.
+    They are with the server when the context begins: its own count says so.
     """
-    with Wire(url) as looking:
-        wires = [Wire(url) for _ in range(count)]
+    with Wire(url, key) as looking:
+        wires = [Wire(url, key) for _ in range(count)]
         try:
-            before = _num_tasks(looking)
+            before = _num_waiting(looking)
             for index, wire in enumerate(wires):
                 body = json.dumps({"request_id": request_ids[index % len(request_ids)]}).encode()
                 wire.send("/api/v1/retrieve_future", body)
             deadline = time.monotonic() + LIMIT_S
-            while _num_tasks(looking) < before + count:
+            while _num_waiting(looking) < before + count:
                 assert time.monotonic() < deadline, f"{count} polls did not arrive in {LIMIT_S} s"
                 time.sleep(0.02)
             yield
@@ -142,9 +142,9 @@ def held_polls(url: str, request_ids: Sequence[str], count: int) -> Generator[No
                 wire.__exit__()
 
 
-def _num_tasks(wire: Wire) -> float:
+def _num_waiting(wire: Wire) -> float:
     lines = wire.get("/metrics").decode().splitlines()
-    return next(float(line.split()[1]) for line in lines if line.startswith("lilo_tasks "))
+    return next(float(line.split()[1]) for line in lines if line.startswith("lilo_waiting_polls "))
 
 
 def _checked(call: str, status: int, data: bytes) -> bytes:

@@ -53,9 +53,9 @@ class ServerMetrics:
         self._registry.register(self._collector)
         ProcessCollector(registry=self._registry)
 
-    def text(self, tasks: int) -> str:
-        """All of it now; `tasks` are those of the event loop."""
-        self._collector.tasks = tasks
+    def text(self, *, tasks: int, polls: int) -> str:
+        """All of it now; `tasks` are those of the event loop, `polls` the requests that wait."""
+        self._collector.tasks, self._collector.polls = tasks, polls
         return generate_latest(self._registry).decode()
 
 
@@ -83,7 +83,7 @@ class _EngineCollector(Collector):
 class _ServerCollector(Collector):
     def __init__(self, answers: Mapping[int, int]) -> None:
         self._answers = answers
-        self.tasks = 0
+        self.tasks = self.polls = 0
 
     def collect(self) -> Iterator[Metric]:
         """Every metric of ours."""
@@ -94,6 +94,8 @@ class _ServerCollector(Collector):
             answers.add_metric([str(status)], count)
         yield answers
         yield GaugeMetricFamily("lilo_tasks", "Tasks of the event loop.", value=float(self.tasks))
+        words = "Requests that wait for something to happen."
+        yield GaugeMetricFamily("lilo_waiting_polls", words, value=float(self.polls))
 
 
 def _commands(recorder: Recorder) -> Iterator[Metric]:

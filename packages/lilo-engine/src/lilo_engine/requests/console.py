@@ -85,7 +85,8 @@ async def metrics(request: Request) -> Response:
     caller = view_of(request).caller
     if not caller.operator:
         text = share_of_metrics(text, owners_of(caller))
-    text += server.text(len(anyio.get_running_tasks()))
+    polls = front_of(request).polls.num_waiting
+    text += server.text(tasks=len(anyio.get_running_tasks()), polls=polls)
     return Response(text, media_type=CONTENT_TYPE)
 
 

@@ -23,6 +23,11 @@ class LongPolls:
         self._waiting: set[anyio.CancelScope] = set()
         self._ended = False
 
+    @property
+    def num_waiting(self) -> int:
+        """Polls that wait now."""
+        return len(self._waiting)
+
     async def answer(
         self, request: Request, look: Callable[[float], Awaitable[T]], wait_s: float
     ) -> T:
