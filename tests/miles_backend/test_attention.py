@@ -12,7 +12,7 @@ from datetime import timedelta
 from itertools import product
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -181,10 +181,10 @@ def _serve(pipe: Connection, meet: str, rank: int) -> None:
     dist.init_process_group(
         "gloo", init_method=meet, rank=rank, world_size=4, timeout=timedelta(seconds=60)
     )
-    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    pairs = [cast(dist.ProcessGroup, dist.new_group(pair)) for pair in ([0, 1], [2, 3])]
     axes = [
         Axis(name="cp", rank=rank % 2, size=2, group=pairs[rank // 2]),
-        Axis(name="cp", rank=rank, size=4, group=dist.group.WORLD),
+        Axis(name="cp", rank=rank, size=4, group=cast(dist.ProcessGroup, dist.group.WORLD)),
     ]
     found: dict[tuple[str, str, int], tuple[list[Any], bool]] = {}
     try:

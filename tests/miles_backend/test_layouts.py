@@ -146,7 +146,9 @@ def _collectives_of_a_pass(rank: Any, model_id: str, datums: tuple[ref.Datum, ..
     """How often this rank talks to others in one forward and backward."""
     import torch.distributed as dist
 
-    names = ("all_reduce", "all_gather", "reduce_scatter")
+    kinds = ("all_reduce", "all_gather", "reduce_scatter")
+    endings = ("", "_single", "_into_tensor", "_tensor")
+    names = [kind + ending for kind in kinds for ending in endings if hasattr(dist, kind + ending)]
     real = {name: getattr(dist, name) for name in names}
     calls: list[str] = []
 

@@ -70,7 +70,8 @@ def right(
 
 
 @pytest.mark.parametrize(
-    ("gated", "qk_norm", "rotary_dim"), product((False, True), (False, True), (SIZE, SIZE // 2))
+    ("gated", "qk_norm", "rotary_dim"),
+    list(product((False, True), (False, True), (SIZE, SIZE // 2))),
 )
 def test_output_and_gradient_are_those_of_the_formulas(
     gated: bool, qk_norm: bool, rotary_dim: int

@@ -17,10 +17,6 @@ import torch.distributed as dist
 
 from lilo_miles_backend.ranks.autograd import AutogradContext, AutogradGrads
 
-# torch 2.13 renames both and warns of the names that releases before it have; goes when the floor is 2.13.
-_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
@@ -76,17 +72,24 @@ class Pending:
 def stacking(tensor: torch.Tensor, axis: Axis) -> Pending:
     """Start `stacked` of a contiguous tensor, which must stay as it is meanwhile, on an axis of several ranks."""
     result = tensor.new_empty((axis.size, *tensor.shape))
-    work = _all_gather(result.view(-1, *tensor.shape[1:]), tensor, group=axis.group, async_op=True)
+    work = _named("all_gather_single", "all_gather_into_tensor")(
+        result.view(-1, *tensor.shape[1:]), tensor, group=axis.group, async_op=True
+    )
     return Pending(result=result, work=work)
 
 
 def summing_parts(tensor: torch.Tensor, axis: Axis) -> Pending:
     """Start the sum over ranks of tensor[rank], for each rank its own: contiguous, one entry per rank, several ranks."""
     result = torch.empty_like(tensor[0])
-    work = _reduce_scatter(
+    work = _named("reduce_scatter_single", "reduce_scatter_tensor")(
         result, tensor.view(-1, *tensor.shape[2:]), group=axis.group, async_op=True
     )
     return Pending(result=result, work=work)
+
+
+def _named(name: str, former: str) -> Any:  # noqa: ANN401 - torch's functions are typed by what they take
+    """Torch 2.13 renames some collectives and warns of the names before; goes when the floor is 2.13."""
+    return getattr(dist, name, None) or getattr(dist, former)
 
 
 def collected(value: object, axis: Axis) -> list[Any]:
