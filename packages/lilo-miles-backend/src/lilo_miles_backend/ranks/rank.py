@@ -42,6 +42,7 @@ from lilo_miles_backend.ranks.parallel import Parallel
 from lilo_miles_backend.ranks.place import RankPlace
 from lilo_miles_backend.ranks.residents import Residents
 from lilo_miles_backend.ranks.storage import Storage
+from lilo_miles_backend.ranks.warmup import warm_up
 
 
 class Rank:
@@ -166,6 +167,15 @@ class Rank:
         )
         self._batches = BatchRunner(definition, self._model, self._residents, self._progress.moved)
         self._storage = Storage(config, self._parallel, self._residents.shards_of)
+        if self._device.is_cuda:
+            with self._progress.of("WarmUp"):
+                warm_up(
+                    definition,
+                    self._model,
+                    self._batches,
+                    self._residents,
+                    moved=self._progress.moved,
+                )
 
     def _step(self, command: StepOptimizer) -> Mapping[str, float]:
         adapter = self._residents.adapter(command.model_id)
