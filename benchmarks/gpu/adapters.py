@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks.gpu.clock import timed
+from lilo_miles_backend.bench.clock import timed
+from lilo_miles_backend.bench.native import Layout, Trainer, definition, random_datums
+
 from benchmarks.gpu.lines import at_least, emit, part
 from benchmarks.gpu.models import model_folder
-from benchmarks.gpu.ours import Layout, Trainer, definition, random_datums
 
 CASE = "adapters"
 COUNTS = (1, 4, 8, 32)

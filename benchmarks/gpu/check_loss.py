@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+from lilo_miles_backend.bench.clock import GIB, timed
 from lilo_miles_backend.ranks.collectives import ALONE
 from lilo_miles_backend.ranks.kernels.choose import kernels_of
 from lilo_miles_backend.ranks.logprobs import Head, HeadPass
@@ -18,7 +19,6 @@ from lilo_miles_backend.ranks.lora import Factors
 from lilo_miles_backend.ranks.losses import LOSS_NAMES, SEQUENCE_LOG_RATIO, LossInputs, Objective
 from lilo_miles_backend.ranks.token_loss import TokenLoss
 
-from benchmarks.gpu.clock import GIB, timed
 from benchmarks.gpu.lines import at_most, bound, emit, part
 
 CASE = "check_loss"

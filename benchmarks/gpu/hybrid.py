@@ -15,14 +15,14 @@ from dataclasses import dataclass
 import torch
 from lilo_engine.commands.command import Batch, WorkItem
 from lilo_engine.operations.operation import ModelId
+from lilo_miles_backend.bench.clock import GIB, timed
+from lilo_miles_backend.bench.native import ADAM, Layout, definition, random_datums, spec
 from lilo_miles_backend.rank_commands import CreateAdapter, DropGradients, RunBatch, StepOptimizer
 from lilo_miles_backend.ranks.rank import Rank
 
-from benchmarks.gpu.clock import GIB, timed
 from benchmarks.gpu.emulated import emulate, rank_of
 from benchmarks.gpu.lines import bound, emit, part
 from benchmarks.gpu.models import model_folder
-from benchmarks.gpu.ours import ADAM, Layout, definition, random_datums, spec
 from benchmarks.gpu.predict import Layer, predictions
 
 CASE = "hybrid"

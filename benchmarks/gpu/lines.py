@@ -31,6 +31,16 @@ def at_least(case: str, figure: str, measured: float, limit: float) -> None:
     bound(case, figure, measured, f">= {limit:g}", measured >= limit)
 
 
+def point(case: str, found: dict[str, Any]) -> None:
+    """One point of a curve; an error is a failed figure, memory that ran out a fact."""
+    if "error" in found:
+        bound(
+            case, f"{found['setting']}, {found['tokens']} tokens", found["error"], "no error", False
+        )
+    else:
+        emit(case, **found)
+
+
 @contextmanager
 def part(case: str, what: str) -> Iterator[None]:
     """What raises inside is one failed figure, and the case goes on; memory that ran out is said as such."""

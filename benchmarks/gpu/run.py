@@ -27,8 +27,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
+from lilo_miles_backend.bench.random_model import roomy
+
 from benchmarks.gpu.bounds import across_cases
-from benchmarks.gpu.models import roomy
 from benchmarks.gpu.table import bounds_table, figures_table
 
 ROOT = Path(__file__).resolve().parent.parent.parent

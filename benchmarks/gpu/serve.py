@@ -19,12 +19,19 @@ import tinker
 from lilo_definitions import Definition
 from lilo_engine.demo.server import LocalServer
 from lilo_engine.operations.datum import Datum
+from lilo_miles_backend.bench.clock import synchronize
+from lilo_miles_backend.bench.native import (
+    ADAM,
+    LORA_RANK,
+    Layout,
+    Trainer,
+    definition,
+    random_datums,
+)
 from tinker import types
 
-from benchmarks.gpu.clock import synchronize
 from benchmarks.gpu.lines import at_most, bound, emit, part
 from benchmarks.gpu.models import model_folder
-from benchmarks.gpu.ours import ADAM, LORA_RANK, Layout, Trainer, definition, random_datums
 
 CASE = "serve"
 OVERHEAD = 0.03

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 from lilo_engine.operations.datum import Datum
+from lilo_miles_backend.bench.native import LORA_RANK, Layout, Trainer, definition, random_datums
 
 from benchmarks.gpu.lines import at_most, emit, part
 from benchmarks.gpu.models import model_folder
-from benchmarks.gpu.ours import LORA_RANK, Layout, Trainer, definition, random_datums
 
 CASE = "step_exactness"
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

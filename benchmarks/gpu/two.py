@@ -19,11 +19,11 @@ from lilo_engine.operations.datum import Datum
 from lilo_engine.operations.operation import ModelId
 from lilo_engine.operations.reference import CheckpointRef
 from lilo_miles_backend import MilesBackend
+from lilo_miles_backend.bench.costs import CEILING, useful
+from lilo_miles_backend.bench.native import ADAM, Layout, Trainer, definition, random_datums, spec
 
-from benchmarks.gpu.costs import CEILING, useful
 from benchmarks.gpu.lines import at_least, at_most, emit, part
 from benchmarks.gpu.models import model_folder
-from benchmarks.gpu.ours import ADAM, Layout, Trainer, definition, random_datums, spec
 
 CASE = "two"
 FLOORS = {

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks.gpu.clock import timed
-from benchmarks.gpu.costs import CEILING, useful
+from lilo_miles_backend.bench.clock import timed
+from lilo_miles_backend.bench.costs import CEILING, useful
+from lilo_miles_backend.bench.native import Layout, Trainer, definition, random_datums
+from lilo_miles_backend.bench.random_model import SHAPES
+
 from benchmarks.gpu.lines import at_least, bound, emit, part
-from benchmarks.gpu.models import SHAPES, model_folder
-from benchmarks.gpu.ours import Layout, Trainer, definition, random_datums
+from benchmarks.gpu.models import model_folder
 
 CASE = "whole"
 FLOOR = {"8b": 10_000.0}

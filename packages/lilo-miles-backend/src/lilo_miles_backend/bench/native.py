@@ -1,6 +1,6 @@
-"""Ours: the trainer as a server has it, without a server: a driver, its ranks, and steps with an optimizer.
+"""Native: the trainer as a server has it, without a server: a driver, its ranks, and steps with an optimizer.
 
-Every step is what `forward_backward` and `optim_step` of a client come to: the same batches, the same commands, logprobs
+Measured by `lilo bench trainer` and by `benchmarks/gpu/`. Every step is what `forward_backward` and `optim_step` of a client come to: the same batches, the same commands, logprobs
 back in the host's memory.
 """
 
@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from lilo_definitions import Definition
@@ -25,9 +25,11 @@ from lilo_engine.commands.command import Batch, Output, WorkItem
 from lilo_engine.operations.datum import Datum
 from lilo_engine.operations.operation import AdamParams, LoraSpec, ModelId
 from lilo_engine.operations.tensor import Tensor
-from lilo_miles_backend import MilesBackend
+
+from lilo_miles_backend.backend import MilesBackend
 
 LORA_RANK = 32
+"""Of every adapter that is measured."""
 ADAM = AdamParams(
     learning_rate=1e-4, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.0, grad_clip_norm=0.0
 )
@@ -41,6 +43,7 @@ class Layout:
     tp: int = 1
     cp: int = 1
     keep: str = "all"
+    """`Trainer.keep_activations` of the definition."""
     slots: int = 1
     packs_models: bool = False
     dtype: str = "bfloat16"
@@ -94,10 +97,11 @@ class Trainer:
         for seed, model_id in enumerate(self.models):
             self.backend.create_adapter(model_id, spec(seed))
 
-    def __enter__(self) -> Trainer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """End the ranks."""
         self.backend.close()
         self._folder.cleanup()
 
@@ -140,14 +144,13 @@ def spec(seed: int) -> LoraSpec:
 
 
 def random_datums(lengths: Sequence[int], vocabulary: int, seed: int = 0) -> list[Datum]:
-    """Random tokens, each predicted from those before it; weights that make the sum a mean."""
+    """Random tokens, each predicted from those before it; weights that make the sum of all losses a mean."""
     rng = np.random.default_rng(seed)
     total = sum(lengths)
-    return [random_datum(length, vocabulary, rng, 1.0 / total) for length in lengths]
+    return [_random_datum(length, vocabulary, rng, 1.0 / total) for length in lengths]
 
 
-def random_datum(length: int, vocabulary: int, rng: np.random.Generator, weight: float) -> Datum:
-    """One of so many tokens, all of one weight."""
+def _random_datum(length: int, vocabulary: int, rng: np.random.Generator, weight: float) -> Datum:
     ids = rng.integers(0, vocabulary, length + 1)
     weights = np.full(length, weight)
     return Datum(

@@ -27,7 +27,14 @@ class Timing:
 def timed(
     step: Callable[[], object], *, warm: int, runs: int, budget_s: float | None = None
 ) -> Timing:
-    """Run `warm + runs` steps; fewer measured ones, but one at least, once they took `budget_s` together."""
+    """Time a step that is run `warm + runs` times.
+
+    Args:
+        step: what is timed.
+        warm: runs before those that count.
+        runs: runs that count.
+        budget_s: end early, with one that counts at least, once all of them took this long.
+    """
     _collect()
     seconds: list[float] = []
     for index in range(warm + runs):
