@@ -44,8 +44,17 @@ def emulate() -> None:
 
     dist.init_process_group = init
     dist.new_group = new_group
-    for function in (all_gather, all_gather_into_tensor, reduce_scatter, reduce_scatter_tensor):
-        setattr(dist, function.__name__, function)
+    replaced = {
+        "all_gather": all_gather,
+        # torch 2.13 has other names for the same.
+        "all_gather_into_tensor": all_gather_into_tensor,
+        "all_gather_single": all_gather_into_tensor,
+        "reduce_scatter": reduce_scatter,
+        "reduce_scatter_tensor": reduce_scatter_tensor,
+        "reduce_scatter_single": reduce_scatter_tensor,
+    }
+    for name, function in replaced.items():
+        setattr(dist, name, function)
     dist.all_reduce = lambda *_, **given: _done(given)
     dist.all_gather_object = all_gather_object
     dist.barrier = lambda *_, **given: _done(given)

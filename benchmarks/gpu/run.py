@@ -65,6 +65,7 @@ CASES = (
     Case("check_kernels", limit_s=90.0),
     Case("check_loss", limit_s=90.0),
     Case("check_delta", limit_s=120.0),
+    Case("check_sampler", limit_s=120.0),
     Case("step_exactness", limit_s=120.0, small=(*_SMALL, "--tokens", "128")),
     Case("two", limit_s=200.0, gpus=2, small=(*_SMALL, "--runs", "tp:64", "cp:64")),
 )
