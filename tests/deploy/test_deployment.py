@@ -6,6 +6,7 @@ import json
 import lilo_definitions
 import pytest
 from lilo_definitions import GPUS, Definition
+from lilo_engine.config import KERNEL_CACHE_VARIABLES
 from lilo_engine.deploy import places, plan
 from lilo_engine.deploy.surroundings import Surroundings
 from lilo_engine.errors import InvalidRequest
@@ -88,7 +89,9 @@ def test_what_the_ranks_need_is_handed_over_by_name():
     assert given["LILO_BULLETIN_ROOT"].startswith("/")
     with_cache = plan(BASE[BIG].derive(deployment={"kernel_cache_volume": "kernels"})).trainer
     (mount,) = (mount for mount in with_cache.mounts if mount.volume == "kernels")
-    assert all(with_cache.environment[name].startswith(mount.path) for name in places.CACHES)
+    assert all(
+        with_cache.environment[name].startswith(mount.path) for name in KERNEL_CACHE_VARIABLES
+    )
 
 
 def test_a_replica_is_started_with_what_the_definition_says():

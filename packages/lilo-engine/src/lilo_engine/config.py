@@ -21,6 +21,8 @@ RAY_ADDRESS_VARIABLE = "LILO_RAY_ADDRESS"
 """Read by the trainer."""
 TRACES_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 CHECKPOINT_VOLUME_VARIABLE = "LILO_CHECKPOINT_VOLUME"
+KERNEL_CACHE_VARIABLES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
+"""Of what compiles kernels for GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,11 @@ class DataFolder:
     def segments(self) -> Path:
         """Data of passes that does not stay in memory; of one process, empty between two."""
         return self.root / "segments"
+
+    @property
+    def kernels(self) -> Path:
+        """Compiled for this machine's GPUs: minutes of a start that the next one does not take."""
+        return self.root / "kernels"
 
     @property
     def lock(self) -> Path:
@@ -100,6 +107,12 @@ def environment_of_children() -> Mapping[str, str]:
 def add_to_environment(variables: Mapping[str, str]) -> None:
     """Set variables for the processes that this one starts."""
     os.environ.update(variables)
+
+
+def keep_kernels(data: DataFolder) -> None:
+    """Have what this process starts keep its compiled kernels in the data folder; where one was told another place, there."""
+    for name in KERNEL_CACHE_VARIABLES:
+        os.environ.setdefault(name, str(data.kernels.absolute() / name.lower()))
 
 
 def default_data_dir() -> Path:

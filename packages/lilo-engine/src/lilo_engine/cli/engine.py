@@ -19,7 +19,7 @@ from lilo_engine.cli.place import data_folder, records_url_without_password, thi
 from lilo_engine.cli.problems import Problem, problems_in_one_line
 from lilo_engine.cli.ray_option import RayAddress, use_ray
 from lilo_engine.cli.web_server import WebServer, listen, url_of
-from lilo_engine.config import RECORDS_URL_VARIABLE
+from lilo_engine.config import RECORDS_URL_VARIABLE, keep_kernels
 from lilo_engine.control.lease import Lease
 from lilo_engine.control.records import Records
 from lilo_engine.parts import Parts, ServerSettings
@@ -65,6 +65,8 @@ def engine(
         chosen = get(definition)
         url = records_url_without_password(records)
         data = data_folder(data_dir, checkpoints)
+        if chosen.topology.device == "cuda":
+            keep_kernels(data)
         with listen(host, port) as listener:
             if address is None and listener.getsockname()[0] in _EVERYWHERE:
                 raise Problem(

@@ -19,7 +19,7 @@ from lilo_engine.cli.place import data_folder, locked, this_server
 from lilo_engine.cli.problems import problems_in_one_line
 from lilo_engine.cli.ray_option import RayAddress, use_ray
 from lilo_engine.cli.web_server import WebServer, listen, url_of
-from lilo_engine.config import API_KEY_VARIABLE, api_key_from_environment
+from lilo_engine.config import API_KEY_VARIABLE, api_key_from_environment, keep_kernels
 from lilo_engine.control.lease import Lease
 from lilo_engine.control.records import Records
 from lilo_engine.parts import Parts, ServerSettings
@@ -55,6 +55,8 @@ def serve(
         use_ray(ray)
         chosen = get(definition)
         data = data_folder(data_dir)
+        if chosen.topology.device == "cuda":
+            keep_kernels(data)
         with locked(data), listen(host, port) as listener:
             records = Records.at(data.root)
             lease = Lease.take(records, this_server(f"lilo serve {chosen.name}"))

@@ -30,8 +30,6 @@ BULLETIN_VOLUME = "LILO_BULLETIN_VOLUME"
 BULLETIN_ROOT = "LILO_BULLETIN_ROOT"
 SAMPLER_COMMAND = "LILO_SAMPLER_COMMAND"
 """The command of one replica, as a JSON list."""
-CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
-"""Variables of what compiles kernels; set when there is a volume for them."""
 
 FRONT_PORT = 8010
 SAMPLER_PORT = 8000

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from lilo_definitions import Definition, canonical_json
 
+from lilo_engine.config import KERNEL_CACHE_VARIABLES
 from lilo_engine.deploy import places
 from lilo_engine.deploy.function_plan import (
     FunctionPlan,
@@ -84,5 +85,7 @@ def _environment(definition: Definition, app: str) -> Mapping[str, str]:
         places.BULLETIN_ROOT: places.BULLETIN_MOUNT,
     }
     if rented.kernel_cache_volume is not None:
-        environment |= {name: f"{places.KERNELS_MOUNT}/{name.lower()}" for name in places.CACHES}
+        environment |= {
+            name: f"{places.KERNELS_MOUNT}/{name.lower()}" for name in KERNEL_CACHE_VARIABLES
+        }
     return environment
