@@ -49,6 +49,7 @@ from lilo_miles_backend.ranks.kernels.attention_kernel import (
 )
 from lilo_miles_backend.ranks.megatron import TransformerConfig
 from lilo_miles_backend.ranks.stream import Piece, Stream
+from lilo_miles_backend.ranks.transfer import sent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +70,7 @@ class PackedRows:
     def of(cls, stream: Stream, device: torch.device) -> PackedRows:
         """Copy what mixers read."""
         return cls(
-            positions=torch.from_numpy(stream.positions).to(device),
+            positions=sent(stream.positions, device),
             lengths=stream.lengths,
             padded=stream.padded,
             gathered=torch.from_numpy(stream.gathered).to(device),

@@ -22,6 +22,7 @@ import torch
 
 from lilo_miles_backend.ranks.kernels.attention_kernel import PackedBounds
 from lilo_miles_backend.ranks.rows import Array
+from lilo_miles_backend.ranks.transfer import sent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,8 +134,8 @@ def _parts(
         ]
         parts.append(
             PackedPart(
-                queries=_on(np.concatenate(queries), device),
-                keys=_on(np.concatenate(keys), device),
+                queries=sent(np.concatenate(queries), device),
+                keys=sent(np.concatenate(keys), device),
                 bounds=_bounds(lengths // 2, lengths // 2 * (chunk + 1), device),
             )
         )
@@ -149,8 +150,8 @@ def _chunk(index: int, start: int, size: int, total: int, cp_size: int) -> Array
 
 def _bounds(queries: Array, keys: Array, device: torch.device) -> PackedBounds:
     return PackedBounds(
-        queries=_on(_ends(queries), device),
-        keys=_on(_ends(keys), device),
+        queries=sent(_ends(queries), device),
+        keys=sent(_ends(keys), device),
         most_queries=int(queries.max()),
         most_keys=int(keys.max()),
     )
@@ -158,7 +159,3 @@ def _bounds(queries: Array, keys: Array, device: torch.device) -> PackedBounds:
 
 def _ends(lengths: Array) -> Array:
     return np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-
-
-def _on(array: Array, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(array).to(device)

@@ -58,6 +58,7 @@ class Choice:
                 kernel = build()
             except ImportError:
                 continue
+            logger.info("attention: checking %s", kernel.name)
             try:
                 error = check(kernel)
             except Exception as problem:
