@@ -82,6 +82,24 @@ async def test_an_operation_is_a_trace_with_its_command_in_it(build, running, ex
     assert by_name["trainer create"].parent is None
 
 
+async def test_an_operation_is_a_part_of_its_clients_trace_if_that_has_one(
+    build, running, exported
+):
+    watcher, finished = exported
+    trace_id, span_id = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    async with running() as rig:
+        rig.engine.recorder.watcher = watcher
+        await rig.create(build.model("m"))
+        parents = (f"00-{trace_id}-{span_id}-01", "no trace at all", None)
+        for number, parent in enumerate(parents, 1):
+            request_id = await rig.engine.submit(build.forward_backward("m", number), parent)
+            await rig.result(request_id)
+    first, *others = [s for s in finished() if s.name == "forward_backward"]
+    assert first.context.trace_id == int(trace_id, 16)
+    assert first.parent.span_id == int(span_id, 16)
+    assert [each.parent for each in others] == [None, None]
+
+
 async def test_a_shared_command_links_to_each_of_its_operations(build, running, exported):
     watcher, finished = exported
     async with running() as rig:

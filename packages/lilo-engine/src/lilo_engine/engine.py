@@ -110,7 +110,7 @@ class Engine:
 
     # The client's side.
 
-    async def submit(self, operation: Operation) -> RequestId:
+    async def submit(self, operation: Operation, trace_parent: str | None = None) -> RequestId:
         """Accept a numbered operation; the same number and payload again gives the same id."""
         check_seq_id(operation.seq_id)
         if isinstance(operation, ForwardBackward) and operation.num_tokens >= THREAD_FROM_TOKENS:
@@ -123,7 +123,7 @@ class Engine:
         if known is not None:
             return known
         self._refuse_when_closed()
-        return self._work.submit(model, operation, mark, refusal).request_id
+        return self._work.submit(model, operation, mark, refusal, trace_parent).request_id
 
     async def retrieve(self, request_id: RequestId, wait_s: float) -> FutureState:
         """The state of a future, waiting up to `wait_s` for it to finish."""

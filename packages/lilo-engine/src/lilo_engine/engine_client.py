@@ -36,8 +36,12 @@ class EngineState:
 class EngineClient(Protocol):
     """One engine, as a front sees it."""
 
-    async def submit(self, operation: Operation) -> RequestId:
+    async def submit(self, operation: Operation, trace_parent: str | None = None) -> RequestId:
         """Accept a numbered operation; the same number and payload again gives the same id.
+
+        Args:
+            operation: what is asked.
+            trace_parent: the client's own trace, as the header `traceparent` of W3C has it; ours become a part of it.
 
         Raises:
             NotFound, Gone: the model is unknown, or ended.

@@ -120,6 +120,7 @@ class Work:
         operation: Operation,
         fingerprint: Fingerprint,
         refusal: LiloError | None,
+        trace_parent: str | None = None,
     ) -> Entry:
         """Park an operation.
 
@@ -128,6 +129,7 @@ class Work:
         """
         self.roster.check_owners_room(model, operation)
         entry = model.ledger.submit(operation, fingerprint, refusal)
+        entry.trace_parent = trace_parent
         self.history.payloads.park(entry)
         self.on_accepted(entry)
         model.active_s = self._clock()

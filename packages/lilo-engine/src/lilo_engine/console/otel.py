@@ -1,6 +1,6 @@
 """OpenTelemetry: operations and commands as spans. Needs the extra `[otel]`; `traces.py` imports it when it is wanted.
 
-    forward_backward m:7  |---------- waits ----------|-- runs --|      one trace for each operation
+    forward_backward m:7  |---------- waits ----------|-- runs --|      one trace for each operation, or a part of its client's
       trainer forward_backward                        |----------|      a child of it; links to all of a shared command
 
 A command that several operations share is a trace of its own with a link to each of them. Times are those of the
@@ -18,6 +18,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import Link, Status, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
 from lilo_engine.console.span import Span
@@ -28,6 +29,7 @@ from lilo_engine.operations.result import Failed
 CLOSE_LIMIT_S = 1.5
 """For the last spans to be taken when the server stops."""
 _SERVICE = "lilo-engine"
+_PROPAGATOR = TraceContextTextMapPropagator()
 
 
 def exporting() -> OpenTelemetryWatcher:
@@ -62,8 +64,10 @@ class OpenTelemetryWatcher:
             "lilo.seq_id": entry.seq_id,
             "lilo.tokens": entry.tokens,
         }
+        # What is no trace of W3C's form is left out, and the span begins a trace of its own.
+        theirs = _PROPAGATOR.extract({"traceparent": entry.trace_parent or ""})
         self._operations[entry.request_id] = self._tracer.start_span(
-            _verb(entry.operation), attributes=attributes
+            _verb(entry.operation), context=theirs, attributes=attributes
         )
 
     def finished(self, entry: Entry) -> None:

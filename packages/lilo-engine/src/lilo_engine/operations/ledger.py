@@ -57,6 +57,8 @@ class Entry:
     state: FutureState | None = None
     """None until finished."""
     fetched: bool = False
+    trace_parent: str | None = None
+    """The client's own trace, if it has one."""
 
 
 def request_id_of(model_id: ModelId, seq_id: int) -> RequestId:

@@ -37,9 +37,9 @@ class RemoteEngine:
         """
         return cast("Hello", await self._line.call("hello", patience_s=patience_s))
 
-    async def submit(self, operation: Operation) -> RequestId:
+    async def submit(self, operation: Operation, trace_parent: str | None = None) -> RequestId:
         """See `EngineClient`."""
-        return cast("RequestId", await self._line.call("submit", operation))
+        return cast("RequestId", await self._line.call("submit", operation, trace_parent))
 
     async def retrieve(self, request_id: RequestId, wait_s: float) -> FutureState:
         """See `EngineClient`; pending while the engine is away, up to `GIVE_UP_S`."""

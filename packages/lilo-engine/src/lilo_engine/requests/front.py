@@ -127,7 +127,9 @@ class Front:
         with contextlib.suppress(NotFound):
             await self.control.sessions.touch(session_of(model_id), now_s)
 
-    async def submit(self, view: View, operation: Operation) -> RequestId:
+    async def submit(
+        self, view: View, operation: Operation, trace_parent: str | None = None
+    ) -> RequestId:
         """Hand an operation of a caller to the engine.
 
         Raises:
@@ -136,7 +138,7 @@ class Front:
         """
         await self.touch_model(view, operation.model_id)
         try:
-            return await self.engine.submit(operation)
+            return await self.engine.submit(operation, trace_parent)
         except NotFound as error:
             raise await self.control.runs.why_gone(operation.model_id) or error from error
 
@@ -231,7 +233,8 @@ async def submit_body(
         found = await off_loop(len(body.data), lambda: decode.identity_of(body))
         await _use_up_number(request, found, verb, error)
         raise
-    request_id = await front_of(request).submit(view, operation)
+    trace_parent = request.headers.get("traceparent")
+    request_id = await front_of(request).submit(view, operation, trace_parent)
     return json_response({"request_id": request_id, "model_id": operation.model_id})
 
 
