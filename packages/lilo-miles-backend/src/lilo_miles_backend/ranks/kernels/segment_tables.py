@@ -4,7 +4,7 @@
     table    where a segment's factors and gradients lie, their lora_rank and scale: adapters keep buffers of their own
     columns  which output features one program has: (module, first, end); a block never crosses a module
 
-Each is made on the host, copied once through pinned memory without waiting, and kept: tiles for a microbatch's cut,
+Each is made on the host, sent once without waiting, and kept: tiles for a microbatch's cut,
 tables for a site and its adapters, columns for a site's modules.
 """
 
@@ -17,9 +17,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Generic, TypeVar
 
+import numpy as np
 import torch
 
 from lilo_miles_backend.ranks.lora import Segment
+from lilo_miles_backend.ranks.transfer import sent
 
 ROWS_SMALL = 64
 """Tokens of a program that makes a narrow product."""
@@ -100,7 +102,7 @@ def make_tiles(ranges: Sequence[tuple[int, int]], device: torch.device) -> Tiles
     first_chunk = [0]
     for first, end in ranges:
         first_chunk.append(first_chunk[-1] + -(-(end - first) // CHUNK))
-    whole = to_device([n for lines in sizes for line in lines for n in line] + first_chunk, device)
+    whole = _sent([n for lines in sizes for line in lines for n in line] + first_chunk, device)
     *parts, bounds = whole.split([3 * len(lines) for lines in sizes] + [len(first_chunk)])
     small, big, chunks = (part.view(-1, 3) for part in parts)
     return Tiles(small=small, big=big, chunks=chunks, first_chunk=bounds)
@@ -121,7 +123,7 @@ def make_columns(parts: Sequence[int], device: torch.device) -> Columns:
     for width in parts:
         bounds.append(bounds[-1] + width)
     blocks = pieces(list(pairwise(bounds)), COLUMNS)
-    whole = to_device([n for block in blocks for n in block] + bounds, device)
+    whole = _sent([n for block in blocks for n in block] + bounds, device)
     lines, ends = whole.split([3 * len(blocks), len(bounds)])
     divisor = 16 if all(bound % 16 == 0 for bound in bounds) else 1
     return Columns(blocks=lines.view(-1, 3), bounds=ends, features=bounds[-1], divisor=divisor)
@@ -148,7 +150,7 @@ def make_table(key: Sequence[tuple[int, int, int, int, int, float]], device: tor
     pointers = [pointer for line in key for pointer in line[:4]]
     numbers = [n for line in key for n in (*line[:5], _bits(line[5]))]
     return Table(
-        lines=to_device(numbers, device, torch.int64).view(-1, FIELDS),
+        lines=sent(np.array(numbers, dtype=np.int64), device).view(-1, FIELDS),
         widest_rank=max(ranks),
         equal_ranks=len(set(ranks)) == 1,
         rank_divisor=8 if all(rank % 8 == 0 for rank in ranks) else 1,
@@ -156,14 +158,8 @@ def make_table(key: Sequence[tuple[int, int, int, int, int, float]], device: tor
     )
 
 
-def to_device(
-    numbers: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int32
-) -> torch.Tensor:
-    """A tensor on the device that nobody waits for."""
-    here = torch.tensor(numbers, dtype=dtype)
-    if device.type != "cuda":
-        return here.to(device)
-    return here.pin_memory().to(device, non_blocking=True)
+def _sent(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
+    return sent(np.array(numbers, dtype=np.int32), device)
 
 
 def _bits(scale: float) -> int:

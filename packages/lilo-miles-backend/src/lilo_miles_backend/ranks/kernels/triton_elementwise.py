@@ -242,7 +242,8 @@ def _angles(cos, sin, token, feature, cos_stride, sin_stride, mask, HALF: tl.con
     return c, tl.where(feature < HALF, -s, s)
 
 
-@triton.jit
+# The number of tokens differs from batch to batch, and must not decide which kernel is compiled.
+@triton.jit(do_not_specialize=["num_tokens"])
 def _rotate(
     x,
     weight,
@@ -282,7 +283,7 @@ def _rotate(
     tl.store(place, (own * c + other * s).to(y.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _rotate_backward(
     grad,
     x,
