@@ -82,7 +82,7 @@ def choose_attention(device: torch.device, dtype: torch.dtype, head_dim: int) ->
         dtype: of the activations.
         head_dim: of the model.
     """
-    if device.type == "cpu":
+    if device.type != "cuda":  # the meta device too, on which a model is only counted
         cpu = CpuAttention()
         return AttentionKernels(
             dense=cpu, packed=None, merge=merge_, dense_from=0, description=cpu.name
