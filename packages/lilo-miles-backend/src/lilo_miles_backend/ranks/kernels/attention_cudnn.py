@@ -40,7 +40,7 @@ class CudnnAttention:
         scale: float,
     ) -> AttentionGrads:
         """See `DenseAttention`."""
-        state = torch.zeros((), dtype=torch.int64, device=q.device)
+        state = torch.empty((), dtype=torch.int64, device=q.device)
         grads = _backward(
             *map(_heads_first, (grad, q, k, v, attended.out)),
             attended.lse.contiguous().unsqueeze(-1),  # the op's own form: [B, N, S, 1]

@@ -104,7 +104,7 @@ def _grads(
     causal: bool,
     scale: float,
 ) -> AttentionGrads:
-    state = torch.zeros(2, dtype=torch.uint64, device=grad.device)
+    state = torch.empty(2, dtype=torch.uint64, device=grad.device)
     unused = torch.empty((), dtype=torch.uint64, device=grad.device)
     return AttentionGrads(
         *_backward(
