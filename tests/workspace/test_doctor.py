@@ -79,8 +79,28 @@ def test_a_layout_with_more_gpus_than_there_are_says_both_numbers():
     two = replace(LAPTOP, torch=Torch(version="2.11.0", cuda="13.0", devices=(H200, H200)))
     (reason,) = obstacles(eight, two)
     assert "8" in reason
-    assert "2 found" in reason
+    assert "torch sees 2" in reason
     assert obstacles(eight, replace(two, torch=Torch(version="2.11.0", devices=(H200,) * 8))) == []
+
+
+@pytest.mark.parametrize(
+    ("torch", "advice"),
+    [
+        (Torch(version="2.13.0+cpu"), "install its build for CUDA"),
+        (Torch(version="2.13.0", cuda="13.0"), "nvidia-smi"),
+    ],
+)
+def test_a_definition_for_a_gpu_says_why_there_is_none_and_what_to_do(
+    torch: Torch, advice: str
+) -> None:
+    (reason,) = obstacles(on_gpus(gpus_per_node=1), replace(LAPTOP, torch=torch))
+    assert "it needs a GPU" in reason
+    assert advice in reason
+
+
+def test_what_only_gpus_need_is_asked_for_only_where_there_is_one() -> None:
+    asked = {f.subject for f in findings.of_software(with_gpu=True)}
+    assert asked - {f.subject for f in findings.of_software()} == {"triton", "fla-core"}
 
 
 def test_a_layout_over_several_nodes_does_not_run_on_one():

@@ -46,7 +46,7 @@ def examine() -> list[Finding]:
     """Every finding, in the order they are shown."""
     machine = look()
     return [
-        *findings.of_software(),
+        *findings.of_software(with_gpu=bool(machine.torch.devices)),
         *findings.of_machine(machine),
         *findings.of_sockets(),
         *findings.of_plug_ins(machine),

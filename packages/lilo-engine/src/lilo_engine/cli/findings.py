@@ -47,6 +47,20 @@ _PACKAGES: tuple[tuple[str, State, str], ...] = (
 )
 """Distribution, how bad its absence is, and what to do."""
 
+_GPU_PACKAGES: tuple[tuple[str, State, str], ...] = (
+    (
+        "triton",
+        "problem",
+        "training on a GPU is slow and needs much more memory without it; torch's build for CUDA brings it",
+    ),
+    (
+        "fla-core",
+        "note",
+        "only for models with gated delta nets: pip install 'lilo-miles-backend[gpu]'",
+    ),
+)
+"""Likewise, where there is a GPU."""
+
 _NEEDED = {
     "lilo.backends": (TRAINER, "lilo-miles-backend"),
     "lilo.samplers": ("embedded", "lilo-miles-backend"),
@@ -67,8 +81,8 @@ class Finding:
     """What to do; empty if there is nothing to do."""
 
 
-def of_software() -> list[Finding]:
-    """Python and the installed distributions."""
+def of_software(*, with_gpu: bool = False) -> list[Finding]:
+    """Python and the installed distributions; some are asked for only where there is a GPU."""
     good = sys.version_info >= OLDEST_PYTHON
     python = Finding(
         section="software",
@@ -77,7 +91,8 @@ def of_software() -> list[Finding]:
         found=f"{platform.python_version()} ({sys.executable})",
         advice="" if good else "use Python 3.11 or later",
     )
-    return [python, *(_package(*entry) for entry in _PACKAGES)]
+    packages = _PACKAGES + _GPU_PACKAGES if with_gpu else _PACKAGES
+    return [python, *(_package(*entry) for entry in packages)]
 
 
 def _package(name: str, absence: State, advice: str) -> Finding:

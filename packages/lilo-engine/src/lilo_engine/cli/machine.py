@@ -127,7 +127,8 @@ def obstacles(definition: Definition, machine: Machine) -> list[str]:
     if topology.nodes > 1:
         found.append(f"it needs {topology.nodes} nodes, and this is one")
     if topology.device == "cuda" and num_devices < topology.gpus_per_node:
-        found.append(f"it needs {topology.gpus_per_node} CUDA devices; {num_devices} found")
+        needed_gpus = "a GPU" if topology.gpus_per_node == 1 else f"{topology.gpus_per_node} GPUs"
+        found.append(f"it needs {needed_gpus}; {_gpus_found(machine.torch)}")
     try:
         check_fits_model(definition)
     except MissingModel:
@@ -142,6 +143,17 @@ def obstacles(definition: Definition, machine: Machine) -> list[str]:
             f"{machine.available_bytes / 2**30:.1f} GiB of memory are free"
         )
     return found
+
+
+def _gpus_found(torch: Torch) -> str:
+    """How many GPUs can be used, and what to do about too few."""
+    if torch.error or torch.version is None:
+        return "torch does not work here"
+    if torch.cuda is None:
+        return f"torch {torch.version} is built for the CPU: install its build for CUDA"
+    if not torch.devices:
+        return "torch sees none: check nvidia-smi and CUDA_VISIBLE_DEVICES"
+    return f"torch sees {len(torch.devices)}: lower gpus_per_node with tp, cp or dp"
 
 
 def _weights_bytes(definition: Definition) -> int:
