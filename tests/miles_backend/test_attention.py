@@ -32,10 +32,11 @@ from lilo_miles_backend.ranks.kernels.attention_choice import (
 )
 from lilo_miles_backend.ranks.kernels.attention_cudnn import CudnnAttention
 from lilo_miles_backend.ranks.kernels.attention_fa4 import Fa4Attention
-from lilo_miles_backend.ranks.kernels.attention_flash import FlashAttention
+from lilo_miles_backend.ranks.kernels.attention_flash import FlashAttention, FlashPackedAttention
 from lilo_miles_backend.ranks.kernels.attention_kernel import (
     Attended,
     AttentionKernels,
+    DenseAttention,
     PackedBounds,
 )
 from lilo_miles_backend.ranks.kernels.attention_merge import merge_
@@ -314,3 +315,31 @@ def test_long_rows_are_dense_calls_and_a_run_of_short_ones_is_one_packed_call() 
     assert stretches == [(1, True), (2, True), (4, False)]
     assert dense_rows([1024] * 16, 2048) == [(16, True)]
     assert dense_rows([9, 9, 3], None) == [(2, True), (1, True)]
+
+
+@pytest.mark.parametrize("kernel", [FlashAttention(), CudnnAttention()])
+def test_this_torch_has_the_gpu_ops_as_they_are_called_and_leaves_heads_where_a_merge_wants_them(
+    kernel: DenseAttention,
+) -> None:
+    # The meta device checks arguments and gives shapes and strides; numbers are checked on a GPU.
+    def empty(tokens: int, heads: int) -> torch.Tensor:
+        return torch.empty(2, tokens, heads, 64, dtype=torch.bfloat16, device="meta")
+
+    for causal, queries, keys in ((True, 64, 64), (False, 32, 64)):
+        q, (k, v) = empty(queries, 4), empty(keys, 4).chunk(2, 2)
+        attended = kernel.forward(q, k, v, causal=causal, scale=0.1)
+        grads = kernel.backward(q, q, k, v, attended, causal=causal, scale=0.1)
+        assert attended.out.stride() == q.stride()
+        assert attended.lse.shape == (2, 4, queries)
+        assert [one.shape for one in grads] == [q.shape, k.shape, v.shape]
+
+
+def test_this_torch_has_the_packed_gpu_op_as_it_is_called() -> None:
+    q = torch.empty(64, 4, 64, dtype=torch.bfloat16, device="meta")
+    k, v = torch.empty(80, 4, 64, dtype=torch.bfloat16, device="meta").chunk(2, 1)
+    ends = torch.empty(3, dtype=torch.int32, device="meta")
+    bounds = PackedBounds(queries=ends, keys=ends, most_queries=40, most_keys=50)
+    attended = FlashPackedAttention().forward(q, k, v, bounds, scale=0.1)
+    grads = FlashPackedAttention().backward(q, q, k, v, attended, bounds, scale=0.1)
+    assert attended.lse.shape == (4, 64)
+    assert [one.shape for one in grads] == [q.shape, k.shape, v.shape]
