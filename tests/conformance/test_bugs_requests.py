@@ -9,15 +9,20 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import numpy as np
 import pytest
 import tinker
 import zstandard
+from lilo_engine.commands.launcher import MemoryLauncher
+from lilo_engine.requests.front import FrontSettings
 from tinker import types
 from tinker.proto import tinker_public_pb2 as sdk_pb
 
+from tests.conformance.conftest import serve
 from tests.conformance.test_bad_input import datum, request
 from tests.conformance.test_ten_facts import ADAM, binary, example, send_binary, trainer
+from tests.engine.conftest import HeldBackend
 
 DATA = [example([1, 2, 3, 4]), example([5, 6, 7])]
 
@@ -119,22 +124,58 @@ def test_b03_every_chunk_of_a_large_batch_trains(service):
         whole.optim_step(ADAM).result(timeout=20)
 
 
-def test_b04_a_small_client_does_not_wait_for_a_large_one(served):
+@pytest.fixture
+def stopping(tmp_path):
+    """A server whose trainer stops before each pass until it is told to go on, and that trainer."""
+    launchers = []
+
+    def launcher(definition, data):
+        launchers.append(
+            MemoryLauncher(
+                definition=definition, checkpoints_root=data.checkpoints, factory=HeldBackend
+            )
+        )
+        return launchers[0]
+
+    for served in serve(tmp_path, FrontSettings(long_poll_s=0.2), launcher=launcher):
+        while served.http.get("/api/v1/healthz").status_code != 200:
+            pass
+        yield served, launchers[0].started[-1].backend
+
+
+def test_b04_a_small_client_does_not_wait_for_a_large_one(stopping):
+    served, backend = stopping
     small, large = served.model(), served.model()
-    began = time.monotonic()
-    waiting = []
-    for seq_id in range(1, 33):
+
+    def one_more() -> None:
+        """Let the pass that stands go on, up to where the next one stands."""
+        gate = backend.held["forward_backward"]
+        backend.hold("forward_backward")
+        gate.set()
+        assert backend.reached["forward_backward"].wait(10)
+
+    def send(seq_id: int) -> httpx.Response:
         message = request(large)
         message.seq_id = seq_id
         for _ in range(64):
             datum(message, list(range(100)), target_tokens=list(range(100)))
-        waiting.append(send_binary(served, message.SerializeToString()))
-    quick = served.finished(send_binary(served, binary(small, 1, [1, 2, 3])))
-    at_small = time.monotonic() - began
-    assert quick.headers["content-type"] == "application/x-protobuf"
+        return send_binary(served, message.SerializeToString())
+
+    backend.hold("forward_backward")
+    waiting = [send(1)]
+    assert backend.reached["forward_backward"].wait(10)
+    waiting += [send(seq_id) for seq_id in range(2, 33)]
+    quick = send_binary(served, binary(small, 1, [1, 2, 3]))
+    one_more()
+    one_more()
+    # One command was running when it came; it was in the next one, and is answered when that is done.
+    assert served.finished(quick).headers["content-type"] == "application/x-protobuf"
+    assert served.retrieve(waiting[-1].json()["request_id"]).status_code == 408
+    ran = [entry[1:] for entry in backend.log if entry[0] == "forward_backward"]
+    assert [f"{small}:1" in operations for operations in ran] == [False, True, False]
+    backend.let_go("forward_backward")
     for submitted in waiting:
-        served.finished(submitted)
-    assert at_small <= time.monotonic() - began
+        assert served.finished(submitted).status_code == 200
 
 
 def test_b05_many_parked_requests_and_waiting_clients_do_not_slow_a_heartbeat(served):
