@@ -12,25 +12,20 @@ import torch
 from lilo_definitions import Definition
 from lilo_definitions.planner import SamplerMemory, sampler_memory
 from lilo_definitions.planner.sampler import WORKING_BYTES
-from lilo_engine.errors import InvalidRequest
+
+from lilo_miles_backend.ranks.device import Device
 
 _log = logging.getLogger(__name__)
 
 
-def choose_device(definition: Definition) -> torch.device:
+def choose_device(definition: Definition, *, threads: int) -> torch.device:
     """The CPU, or the first GPU.
 
     Raises:
         InvalidRequest: the definition asks for a GPU and there is none.
     """
-    if definition.topology.device == "cpu":
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise InvalidRequest(
-            f"definition {definition.name!r} is for topology.device cuda, and torch {torch.__version__} finds no GPU "
-            "here; install a CUDA build of torch on a machine that has one, or take a definition for cpu"
-        )
-    return torch.device("cuda", 0)
+    device = Device.of(definition.topology, threads=threads, local_rank=0, num_devices=1)
+    return device.torch_device
 
 
 def cache_limit(definition: Definition, device: torch.device) -> int | None:

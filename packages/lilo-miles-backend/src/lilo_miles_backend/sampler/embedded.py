@@ -57,7 +57,7 @@ class EmbeddedSampler:
         """
         definition = config.definition
         folder = resolve_source(definition.model.source)
-        device = choose_device(definition)
+        device = choose_device(definition, threads=num_threads)
         base = read_base(folder, dtype=_DTYPES[definition.dtype], device=device)
         if base.shape.vocab_size != definition.model.vocab_size:
             raise ValueError(
