@@ -45,7 +45,7 @@ class Device:
         """
         if topology.device == "cpu":
             return cls.cpu(threads=threads)
-        return cls.cuda(local_rank, num_devices=num_devices, threads=threads)
+        return cls.gpu(local_rank, num_devices=num_devices, threads=threads)
 
     @classmethod
     def cpu(cls, *, threads: int) -> Device:
@@ -59,7 +59,7 @@ class Device:
         )
 
     @classmethod
-    def cuda(cls, local_rank: int, *, num_devices: int = 1, threads: int = 1) -> Device:
+    def gpu(cls, local_rank: int, *, num_devices: int = 1, threads: int = 1) -> Device:
         """One of the GPUs that this process sees, which becomes its current one.
 
         Raises:
