@@ -43,7 +43,7 @@ NARROWEST = 32
 """Ranks up to it share one compiled kernel: nothing is gained by less, and fewer have to be compiled."""
 SUM_BLOCK = 1024
 KEPT_CUTS = 64
-KEPT_TABLES = 4096
+KEPT_TABLES = 16384
 """Sites times combinations of adapters that are remembered; each takes 512 bytes."""
 
 
