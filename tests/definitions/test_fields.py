@@ -57,7 +57,7 @@ CHANGES = {
     },
     "sampler": {"sequences": 6, "max_adapters": 5, "ephemeral_versions": 3},
     "topology": {"align_sequences_to_parallel_layout": "on"},
-    "trainer": {"captures": "volume", "pack_models": True},
+    "trainer": {"captures": "volume", "pack_models": True, "keep_activations": "qkv"},
 }
 """Every field that something here honours, at another value than tiny's."""
 
@@ -77,6 +77,7 @@ READ_FROM_PROCESS = (
     "sampler.max_adapters",
     "topology.align_sequences_to_parallel_layout",
     "trainer.captures",
+    "trainer.keep_activations",
     "trainer.pack_models",
 )
 
@@ -98,7 +99,6 @@ REFUSED = {
     "topology.gpu": {"topology": {"gpu": "H200"}},
     "topology.gpus_per_node": {"topology": {"gpus_per_node": 1}},
     "topology.rdma": {"topology": {"nodes": 2, "dp": 2, "rdma": True}},
-    "trainer.keep_activations": {"trainer": {"keep_activations": "input"}},
     "trainer.deterministic": {
         "topology": {"device": "cuda", "gpus_per_node": 1},
         "trainer": {"deterministic": True},
@@ -243,7 +243,7 @@ def test_what_is_not_built_is_refused_by_the_fields_name(field):
 def test_all_that_is_not_built_is_refused_in_one_message():
     with pytest.raises(InvalidRequest) as refusal:
         check_offered(lilo_definitions.get("qwen3_8_27b_miles_lora_256k"))
-    for field in ("model.family", "topology.device", "trainer.keep_activations"):
+    for field in ("model.family", "topology.rdma"):
         assert field in str(refusal.value)
 
 

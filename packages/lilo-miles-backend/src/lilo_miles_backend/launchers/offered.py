@@ -38,12 +38,6 @@ def _refused(definition: Definition) -> list[str]:
         ),
         (not topology.rdma, "topology.rdma", topology.rdma, "false"),
         (
-            trainer.keep_activations == "all",
-            "trainer.keep_activations",
-            trainer.keep_activations,
-            "all",
-        ),
-        (
             # What runs on CPU is deterministic without being asked; attention's backward on GPUs is not.
             topology.device == "cpu" or not trainer.deterministic,
             "trainer.deterministic",

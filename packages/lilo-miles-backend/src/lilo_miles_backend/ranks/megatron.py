@@ -15,18 +15,18 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
+    from megatron.core.transformer.spec_utils import ModuleSpec
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
     from megatron.core.transformer.transformer_config import TransformerConfig
 
 __all__ = [
     "GPTModel",
+    "ModuleSpec",
     "TransformerBlockSubmodules",
     "TransformerConfig",
     "building",
     "get_cuda_rng_tracker",
-    "get_gpt_layer_local_spec",
     "parallel_state",
 ]
 

@@ -1,44 +1,37 @@
 """BaseModel: the frozen base model on megatron-core, up to the hidden states that the head reads.
 
-Not the head itself: logits are made chunk by chunk in `logprobs.py`. Adapters act inside through the `LoraLinear`
-wrappers that `BaseModel` puts around Megatron's linears.
+Not the head itself: logits are made chunk by chunk in `logprobs.py`. Adapters act inside its layers (`layers/`).
 
-Shapes: B rows, S tokens of a row, H hidden size.
+Shapes: T tokens of this rank's part of a stream, H hidden size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
-import torch.nn.functional as F
 from lilo_definitions import Definition
+from lilo_definitions.trainer import Keep
 from lilo_engine.errors import InvalidRequest
 
 from lilo_miles_backend.families.read import read_shape
 from lilo_miles_backend.families.shape import ModelShape
 from lilo_miles_backend.ranks.adapter import Adapter
 from lilo_miles_backend.ranks.alignment import Alignment
-from lilo_miles_backend.ranks.attention import CausalAttention, PackedRows, Rotary, Running
-from lilo_miles_backend.ranks.collectives import Axis
+from lilo_miles_backend.ranks.attention import PackedRows
+from lilo_miles_backend.ranks.build import Building, build, layers_of
 from lilo_miles_backend.ranks.device import Device
 from lilo_miles_backend.ranks.dtype import compute_dtype
-from lilo_miles_backend.ranks.elementwise import RMSNorm, SwiGLU
+from lilo_miles_backend.ranks.kernels.choose import kernels_of
+from lilo_miles_backend.ranks.layers.layer import Active, Layer, Running
 from lilo_miles_backend.ranks.logprobs import Head
-from lilo_miles_backend.ranks.lora import LoraLinear, Segment
-from lilo_miles_backend.ranks.megatron import (
-    GPTModel,
-    TransformerBlockSubmodules,
-    TransformerConfig,
-    building,
-    get_gpt_layer_local_spec,
-)
+from lilo_miles_backend.ranks.lora import Segment
 from lilo_miles_backend.ranks.parallel import Parallel
 from lilo_miles_backend.ranks.sites import HEAD_SITE, LoraSite, lora_sites
 from lilo_miles_backend.ranks.stream import Stream
-from lilo_miles_backend.ranks.weights import load_weights, vocabulary_rows
+from lilo_miles_backend.ranks.weights import Origin, load_weights, vocabulary_rows
 
 
 class BaseModel:
@@ -56,14 +49,30 @@ class BaseModel:
         _check_fits(definition, self.shape, folder)
         self.device = device
         self.parallel = parallel
+        alignment = Alignment.of(definition.topology, sequence_parallel=False)
         self._running = Running()
-        self._gpt = _build(self.shape, definition, device, parallel, self._running)
-        load_weights(self._gpt, self.shape, folder, parallel.tp)
-        for parameter in self._gpt.parameters():
-            parameter.requires_grad_(False)
+        self._gpt = build(
+            Building(
+                shape=self.shape,
+                dtype=compute_dtype(definition),
+                device=device.torch_device,
+                parallel=parallel,
+                kernels=kernels_of(device.torch_device),
+                max_positions=definition.context + alignment.multiple,
+            ),
+            self._running,
+        )
+        self._layers = layers_of(self._gpt)
+        self.origin: Origin = load_weights(self._gpt, self.shape, folder, parallel.tp)
+        """For writing the same files again."""
+        level: Keep = definition.trainer.keep_activations
+        self.keep([level for _ in self._layers])
         self._entries = vocabulary_rows(self.shape, parallel.tp)
-        self.sites: tuple[LoraSite, ...] = lora_sites(self.shape, parallel.tp.size)
-        self._linears = _wrap_linears(self._gpt, self.sites, parallel.tp)
+        self.sites: tuple[LoraSite, ...] = lora_sites(self.shape, parallel.tp)
+        for site in self.sites:
+            if site.path is not None:
+                layer, _, name = site.path.rpartition(".")
+                cast(Layer, self._gpt.get_submodule(layer)).linears[name].parts = site.parts
 
     @property
     def head_weight(self) -> torch.Tensor:
@@ -87,37 +96,49 @@ class BaseModel:
         """Let these adapters act in the passes that follow, each on its own tokens; none: the base model alone.
 
         Args:
-            adapters: with the tokens of the microbatch, flattened in the model's order, that each acts on.
+            adapters: with the tokens of the microbatch that each acts on.
         """
         for adapter, _ in adapters:
             adapter.refresh()
-        for linear in self._linears:
-            linear.segments = tuple(
-                Segment(factors=adapter.factors[linear.site], tokens=tokens)
-                for adapter, tokens in adapters
-                if linear.site in adapter.factors
+        for index, layer in enumerate(self._layers):
+            layer.active = Active(
+                **{
+                    linear: tuple(
+                        Segment(factors=adapter.factors[site], tokens=tokens)
+                        for adapter, tokens in adapters
+                        if (site := f"decoder.layers.{index}.{linear}") in adapter.factors
+                    )
+                    for linear in layer.linears
+                }
             )
 
-    def hidden(
-        self, tokens_BS: torch.Tensor, stream: Stream | None = None, *, with_grad: bool
-    ) -> torch.Tensor:
-        """Final hidden states [S, B, H], normalized, before the head.
+    def keep(self, levels: Sequence[Keep]) -> None:
+        """Let each layer keep for the backward what its level says, in the passes that follow."""
+        for layer, level in zip(self._layers, levels, strict=True):
+            layer.level = level
+
+    @property
+    def levels(self) -> tuple[Keep, ...]:
+        """What each layer keeps, the first one first."""
+        return tuple(layer.level for layer in self._layers)
+
+    def hidden(self, tokens_1T: torch.Tensor, stream: Stream, *, with_grad: bool) -> torch.Tensor:
+        """Final hidden states [T, H], normalized, before the head.
 
         Args:
-            tokens_BS: token ids, int64: right-padded rows, or [1, T] of a stream.
-            stream: how packed rows lie in this rank's tokens; None: each row is a row.
+            tokens_1T: token ids, int64.
+            stream: how rows lie in this rank's tokens.
             with_grad: the graph reaches down to the first layer, so that all adapters get gradients.
         """
-        self._running.packed = (
-            None if stream is None else PackedRows.of(stream, self.device.torch_device)
-        )
+        self._running.rows = PackedRows.of(stream, self.device.torch_device)
         with torch.set_grad_enabled(with_grad):
-            embedded_SBH = self._gpt.embedding(input_ids=tokens_BS, position_ids=None)
+            embedded_T1H = self._gpt.embedding(input_ids=tokens_1T, position_ids=None)
             if with_grad:
                 # Nothing below has a gradient (the embedding is frozen); this starts the graph that the
                 # adapters' own backward functions hang on.
-                embedded_SBH = embedded_SBH.detach().requires_grad_()
-            return cast(torch.Tensor, self._gpt.decoder(embedded_SBH, attention_mask=None))
+                embedded_T1H = embedded_T1H.detach().requires_grad_()
+            hidden_T1H = self._gpt.decoder(embedded_T1H, attention_mask=None)
+            return cast(torch.Tensor, hidden_T1H).squeeze(1)
 
 
 def _check_fits(definition: Definition, shape: ModelShape, folder: Path) -> None:
@@ -146,102 +167,3 @@ def _check_fits(definition: Definition, shape: ModelShape, folder: Path) -> None
         wrong.append(f"topology.tp {tp} leaves a rank without any of {shape.vocab_size} tokens")
     if wrong:
         raise InvalidRequest(f"definition {definition.name!r} does not fit: {'; '.join(wrong)}")
-
-
-def _build(
-    shape: ModelShape,
-    definition: Definition,
-    device: Device,
-    parallel: Parallel,
-    running: Running,
-) -> GPTModel:
-    alignment = Alignment.of(definition.topology, sequence_parallel=False)
-    rotary = Rotary(
-        head_dim=shape.head_dim,
-        base=shape.rope_theta,
-        max_positions=definition.context + alignment.multiple,  # the longest row, padded
-        device=device.torch_device,
-    )
-    config = _config(shape, parallel, compute_dtype(definition))
-
-    def attention(**given: Any) -> CausalAttention:  # noqa: ANN401 - Megatron's own keywords
-        return CausalAttention(rotary=rotary, running=running, cp=parallel.cp, **given)
-
-    with building():
-        model = GPTModel(
-            config,
-            # Upstream annotates ModuleSpec and takes both.
-            _block_spec(shape.num_hidden_layers, attention),  # pyright: ignore[reportArgumentType]
-            # Megatron cuts it evenly; entries that only pad it are never looked up, and the head leaves them out.
-            vocab_size=-(-shape.vocab_size // parallel.tp.size) * parallel.tp.size,
-            max_sequence_length=definition.context,
-            parallel_output=True,
-            share_embeddings_and_output_weights=shape.tie_word_embeddings,
-            # Positions enter in our own attention; Megatron would compute sines again in each layer.
-            position_embedding_type="none",
-        )
-    return model.to(device.torch_device)
-
-
-def _config(shape: ModelShape, parallel: Parallel, dtype: torch.dtype) -> TransformerConfig:
-    return TransformerConfig(
-        num_layers=shape.num_hidden_layers,
-        hidden_size=shape.hidden_size,
-        ffn_hidden_size=shape.intermediate_size,
-        num_attention_heads=shape.num_attention_heads,
-        num_query_groups=shape.num_key_value_heads,
-        kv_channels=shape.head_dim,
-        normalization="RMSNorm",
-        layernorm_epsilon=shape.rms_norm_eps,
-        qk_layernorm=True,
-        gated_linear_unit=True,
-        activation_func=F.silu,
-        use_te_activation_func=True,
-        add_bias_linear=False,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        tensor_model_parallel_size=parallel.topology.tp,
-        context_parallel_size=parallel.topology.cp,
-        params_dtype=dtype,
-        pipeline_dtype=dtype,
-        bf16=dtype == torch.bfloat16,
-        use_cpu_initialization=True,
-        cuda_graph_scope=[],  # the default warns that its own value is deprecated
-        perform_initialization=False,  # every weight is read from files; load_weights checks that
-        gradient_accumulation_fusion=False,
-        masked_softmax_fusion=False,
-        bias_activation_fusion=False,
-        bias_dropout_fusion=False,
-        apply_rope_fusion=False,
-        persist_layer_norm=False,
-    )
-
-
-def _block_spec(
-    num_layers: int, core_attention: Callable[..., CausalAttention]
-) -> TransformerBlockSubmodules:
-    layer = get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm")
-    parts = cast(Any, layer.submodules)
-    parts.input_layernorm = parts.pre_mlp_layernorm = RMSNorm
-    # Megatron's name for "the MLP calls an activation module on the fused projection".
-    parts.mlp.submodules.activation_func = SwiGLU
-    attention = parts.self_attention.submodules
-    attention.q_layernorm = attention.k_layernorm = RMSNorm
-    attention.core_attention = core_attention
-    return TransformerBlockSubmodules(
-        layer_specs=[layer] * num_layers,
-        layer_norm=RMSNorm,  # pyright: ignore[reportArgumentType] - builds from a class too
-    )
-
-
-def _wrap_linears(gpt: GPTModel, sites: Sequence[LoraSite], tp: Axis) -> list[LoraLinear]:
-    linears: list[LoraLinear] = []
-    for site in sites:
-        if site.path is None:
-            continue
-        parent = gpt.get_submodule(site.path.rpartition(".")[0])
-        name = site.path.rpartition(".")[2]
-        linear = LoraLinear(getattr(parent, name), site, tp)
-        setattr(parent, name, linear)
-        linears.append(linear)
-    return linears

@@ -1,77 +1,83 @@
 """Sites: where an adapter can act, and which part of its factors each tensor-parallel rank holds.
 
-There is one A and one B per Hugging Face module, so that an exported adapter is exact; where Megatron fuses several
-modules into one linear, a *site* holds their factors together: the A's stacked into one matrix (one product), each B
-writing into its slice of the output.
+There is one A and one B per Hugging Face module, so that an exported adapter is exact; where several modules read the
+same input, they are one linear here, and a *site* holds their factors together: the A's stacked into one matrix (one
+product), the B's one after another, each for its columns of the output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
-import torch
 from lilo_definitions.lora import TargetGroup
 
-from lilo_miles_backend.families.linear import Cut
-from lilo_miles_backend.families.shape import ModelShape
+from lilo_miles_backend.families.linear import Cut, Linear
+from lilo_miles_backend.families.shape import LayerKind, ModelShape
 from lilo_miles_backend.ranks.collectives import ALONE, Axis
 from lilo_miles_backend.shards import FactorShard, shard
-
-Split: TypeAlias = Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
-"""From a linear's output [T, O] to one view per module; elements in the order of the module's own output."""
 
 HEAD_SITE = "output_layer"
 """Name of the head's site."""
 
+LINEARS: Mapping[LayerKind, Mapping[str, tuple[str, ...]]] = {
+    "softmax": {
+        "in_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        "out_proj": ("self_attn.o_proj",),
+        "fc1": ("mlp.gate_proj", "mlp.up_proj"),
+        "fc2": ("mlp.down_proj",),
+    },
+    "delta": {
+        "in_proj": (
+            "linear_attn.in_proj_qkv",
+            "linear_attn.in_proj_z",
+            "linear_attn.in_proj_b",
+            "linear_attn.in_proj_a",
+        ),
+        "out_proj": ("linear_attn.out_proj",),
+        "fc1": ("mlp.gate_proj", "mlp.up_proj"),
+        "fc2": ("mlp.down_proj",),
+    },
+}
+"""The linears of a layer and the modules that each computes, in the order of its output."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraModule:
-    """One Hugging Face linear."""
+    """One Hugging Face linear that adapters act on."""
 
     name: str
     """As `model.layers.0.self_attn.q_proj`."""
-    in_features: int
-    out_features: int
+    linear: Linear
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraSite:
-    """One linear of the trainer's model and the modules it computes."""
+    """One linear of the trainer's model and those of its modules that adapters act on."""
 
     name: str
+    """As `decoder.layers.0.in_proj`, or `output_layer`."""
     group: TargetGroup
     modules: tuple[LoraModule, ...]
+    """The first ones of the linear; whatever its output has after theirs carries no adapter."""
     path: str | None
-    """Of the Megatron linear; None for the head, which `logprobs.py` computes."""
+    """Of the linear in the model; None for the head, which `logprobs.py` computes."""
     cut: Cut
-    split: Split
-    """Of what this rank computes of the output."""
+    parts: tuple[int, ...]
+    """What this rank computes of each module's output: columns of the site's output, one after another."""
 
 
-def lora_sites(shape: ModelShape, tp_size: int = 1) -> tuple[LoraSite, ...]:
-    """Every site of the model, in the order of the layers, the head last; sizes of modules are the whole model's."""
-    wide = shape.num_attention_heads * shape.head_dim
-    narrow = shape.num_key_value_heads * shape.head_dim
-    hidden, inner = shape.hidden_size, shape.intermediate_size
-    qkv = {"q_proj": (hidden, wide), "k_proj": (hidden, narrow), "v_proj": (hidden, narrow)}
-    gated = {"gate_proj": (hidden, inner), "up_proj": (hidden, inner)}
-    output, down = {"o_proj": (wide, hidden)}, {"down_proj": (inner, hidden)}
-    by_group = _by_group(shape, tp_size)
+def lora_sites(shape: ModelShape, tp: Axis = ALONE) -> tuple[LoraSite, ...]:
+    """Every site of the model, in the order of the layers, the head last."""
     sites: list[LoraSite] = []
-    for layer in range(shape.num_hidden_layers):
-        ours, hf = f"decoder.layers.{layer}", f"model.layers.{layer}"
-        attn, self_attn = f"{ours}.self_attention", f"{hf}.self_attn."
-        mlp, hf_mlp = f"{ours}.mlp", f"{hf}.mlp."
-        sites += [
-            _site("attn", f"{attn}.linear_qkv", "out", by_group, self_attn, qkv),
-            _site("attn", f"{attn}.linear_proj", "in", _whole, self_attn, output),
-            _site("mlp", f"{mlp}.linear_fc1", "out", _halves, hf_mlp, gated),
-            _site("mlp", f"{mlp}.linear_fc2", "in", _whole, hf_mlp, down),
-        ]
-    head = {"lm_head": (hidden, shape.vocab_size)}
-    sites.append(_site("unembed", None, "out", _whole, "", head))
+    for index, kind in enumerate(shape.layers):
+        linears = shape.linears(kind)
+        for name, modules in LINEARS[kind].items():
+            path = f"decoder.layers.{index}.{name}"
+            prefix = f"{shape.prefix}layers.{index}."
+            adapted = {prefix + m: linears[m] for m in modules if linears[m].adaptable}
+            sites.append(_site(path, path, adapted, tp))
+    sites.append(_site(HEAD_SITE, None, {"lm_head": shape.head}, tp))
     return tuple(sites)
 
 
@@ -83,54 +89,40 @@ def factor_shards(
     Where the output of a linear is cut, B is and A is whole on every rank; where the input is, the other way round.
     Whole factors come first, so that their gradients are one piece of the buffer.
     """
-    shards: dict[str, FactorShard] = {}
+    whole: dict[str, FactorShard] = {}
+    cut: dict[str, FactorShard] = {}
     for site in sites:
-        a_dim, b_dim = (None, 0) if site.cut == "out" else (1, None)
+        a_side, b_side = (whole, cut) if site.cut == "out" else (cut, whole)
         for module in site.modules:
-            full = (lora_rank, module.in_features)
-            shards[f"{module.name}.lora_A"] = shard(full, a_dim, tp.rank, tp.size)
+            a_side[f"{module.name}.lora_A"] = _a_shard(module.linear, lora_rank, tp)
         for module in site.modules:
-            full = (module.out_features, lora_rank)
-            shards[f"{module.name}.lora_B"] = shard(full, b_dim, tp.rank, tp.size)
-    return dict(sorted(shards.items(), key=lambda named: named[1].dim is not None))
+            b_side[f"{module.name}.lora_B"] = _b_shard(module.linear, lora_rank, tp)
+    return whole | cut
 
 
-def _site(
-    group: TargetGroup,
-    path: str | None,
-    cut: Cut,
-    split: Split,
-    prefix: str,
-    modules: dict[str, tuple[int, int]],
-) -> LoraSite:
-    """A site from its modules' (in, out) sizes by Hugging Face name."""
+def _a_shard(linear: Linear, lora_rank: int, tp: Axis) -> FactorShard:
+    full = (lora_rank, linear.in_features)
+    if linear.cut == "out":
+        return FactorShard(full=full)
+    return shard(full, 1, tp.rank, tp.size, linear.sections)
+
+
+def _b_shard(linear: Linear, lora_rank: int, tp: Axis) -> FactorShard:
+    full = (linear.out_features, lora_rank)
+    if linear.cut == "in":
+        return FactorShard(full=full)
+    return shard(full, 0, tp.rank, tp.size, linear.sections)
+
+
+def _site(name: str, path: str | None, modules: Mapping[str, Linear], tp: Axis) -> LoraSite:
+    """A site of linears that are alike but for their output."""
+    found = tuple(LoraModule(name=name, linear=linear) for name, linear in modules.items())
+    first = found[0].linear
     return LoraSite(
-        name=path or HEAD_SITE,
-        group=group,
+        name=name,
+        group=first.group,
+        modules=found,
         path=path,
-        cut=cut,
-        split=split,
-        modules=tuple(
-            LoraModule(name=prefix + name, in_features=wide, out_features=out)
-            for name, (wide, out) in modules.items()
-        ),
+        cut=first.cut,
+        parts=tuple(_b_shard(module.linear, 1, tp).shape[0] for module in found),
     )
-
-
-def _whole(y: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return (y,)
-
-
-def _halves(y: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return y.chunk(2, 1)
-
-
-def _by_group(shape: ModelShape, tp_size: int) -> Split:
-    """Megatron groups query, key and value heads by key/value head: [T, G, Q + 2, D]."""
-    groups = shape.num_key_value_heads // tp_size
-    queries, size = shape.queries_per_group, shape.head_dim
-
-    def split(y: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return y.view(-1, groups, queries + 2, size).split((queries, 1, 1), 2)
-
-    return split

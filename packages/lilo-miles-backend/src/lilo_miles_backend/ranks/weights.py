@@ -1,22 +1,36 @@
-"""Weights: Hugging Face safetensors into a Megatron model, by name, one tensor at a time.
+"""Weights: Hugging Face safetensors into a model of ours, by name, one tensor at a time. `write_weights.py` is the way back.
 
 Of each Hugging Face tensor a rank reads only the rows or columns that it holds, and copies them straight into their
-place: query, key and value rows into the fused matrix that Megatron groups by key/value head, gate and up rows into
-one matrix. No full copy exists beside the model, on any rank.
+place in the parameter that holds them: the modules that read one input lie one after another in one matrix, each cut
+over ranks section by section (`shards.Section`). No full copy exists beside the model, on any rank.
+
+Norm weights that the files store minus one get one added in float32, in which norm weights are kept: in bfloat16 the
+sum would lose what the files say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from lilo_miles_backend.families.files import open_tensors
-from lilo_miles_backend.families.shape import ModelShape
+from lilo_miles_backend.families.linear import Linear
+from lilo_miles_backend.families.shape import LayerKind, ModelShape
 from lilo_miles_backend.ranks.collectives import ALONE, Axis
-from lilo_miles_backend.shards import shard
+from lilo_miles_backend.ranks.sites import LINEARS
+from lilo_miles_backend.shards import Range, Section, joined
+
+NORMS: Mapping[str, str] = {
+    "input_layernorm": "input_norm",
+    "post_attention_layernorm": "mlp_norm",
+}
+"""A layer's own norms: Hugging Face's name and ours."""
+
+VOCABULARY = ("embedding.word_embeddings.weight", "output_layer.weight")
+"""Parameters that Megatron pads to a multiple of the ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,98 +40,158 @@ class Placement:
     source: str
     """Its name in the files."""
     parameter: str
-    """The Megatron parameter that holds it."""
-    cut: int | None
-    """The dimension of which each tensor-parallel rank holds a part; None: the whole tensor is on every rank."""
-    place: Callable[[torch.Tensor], torch.Tensor]
-    """From this rank's parameter to the view that its part of the tensor fills (any shape of as many elements)."""
+    """The parameter that holds it."""
+    sections: tuple[Section, ...] = ()
+    """How it is cut over ranks; none: it is whole on every rank."""
+    dim: int = 0
+    """The dimension of the tensor that is cut."""
+    first_row: int = 0
+    """Of the parameter, where this rank's part begins."""
+    plus_one: bool = False
+    """The file stores the values minus one."""
+
+    def ranges(self, rank: int, size: int) -> tuple[Range, ...]:
+        """What rank `rank` of `size` holds along `dim`; nothing: all of it."""
+        return joined([r for section in self.sections for r in section.ranges(rank, size)])
 
 
-def load_weights(model: torch.nn.Module, shape: ModelShape, folder: Path, tp: Axis = ALONE) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """What a model's parameters do not tell of the files they were read from; for writing the same files again."""
+
+    dtypes: Mapping[str, torch.dtype]
+    """By Hugging Face name."""
+    rests: Mapping[str, torch.Tensor]
+    """Of norm weights stored minus one, what adding one in float32 rounded away; float64, where it is not zero."""
+
+
+def load_weights(
+    model: torch.nn.Module, shape: ModelShape, folder: Path, tp: Axis = ALONE
+) -> Origin:
     """Fill every parameter of `model` with this rank's part of the safetensors files in `folder`.
 
     Raises:
         InvalidRequest: a tensor is missing, unexpected, or of another shape; the message names it.
     """
     parameters = dict(model.named_parameters())
-    placements = list(_placements(shape, tp))
-    assert {p.parameter for p in placements} == set(parameters), "the weight map covers the model"
-    assert {p.source for p in placements} == set(shape.tensors), "and all of the files"
+    plan = list(placements(shape, tp))
+    assert {p.parameter for p in plan} == set(parameters), "the weight map covers the model"
+    assert {p.source for p in plan} == set(shape.tensors), "and all of the files"
+    for name in set(VOCABULARY) & set(parameters):
+        parameters[name].detach().zero_()  # the rows that only pad it are read from no file
+    dtypes: dict[str, torch.dtype] = {}
+    rests: dict[str, torch.Tensor] = {}
     with open_tensors(folder, shape) as read:
-        for placement in placements:
-            index = None
-            if placement.cut is not None and tp.is_split:
-                rows, columns = shape.tensors[placement.source]
-                ((start, stop),) = shard((rows, columns), placement.cut, tp.rank, tp.size).ranges
+        for one in plan:
+            target = held_part(parameters[one.parameter].detach(), one, shape, tp)
+            here = 0
+            for start, stop in one.ranges(tp.rank, tp.size) or ((None, None),):
                 along = slice(start, stop)
-                index = (along,) if placement.cut == 0 else (slice(None), along)
-            part = read(placement.source, index)
-            target = placement.place(parameters[placement.parameter].detach())
-            target.copy_(part.view(target.shape))
+                values = read(one.source, (along,) if one.dim == 0 else (slice(None), along))
+                dtypes[one.source] = values.dtype
+                if one.plus_one:
+                    rests |= _add_one(one.source, values, target)
+                    continue
+                length = values.shape[one.dim]
+                part = target.narrow(one.dim, here, length)
+                part.copy_(values.view(part.shape))
+                here += length
+    return Origin(dtypes=dtypes, rests=rests)
+
+
+def held_part(
+    parameter: torch.Tensor, placement: Placement, shape: ModelShape, tp: Axis
+) -> torch.Tensor:
+    """The view of this rank's parameter that its part of one tensor fills."""
+    size = list(shape.tensors[placement.source])
+    if placement.sections:
+        ranges = placement.ranges(tp.rank, tp.size)
+        size[placement.dim] = sum(stop - start for start, stop in ranges)
+    return parameter.narrow(0, placement.first_row, size[0])
 
 
 def vocabulary_rows(shape: ModelShape, tp: Axis) -> slice:
     """The vocabulary entries whose embedding and output weights this rank holds."""
-    ((start, stop),) = shape.head.sections[0].ranges(tp.rank, tp.size)
+    (section,) = shape.head.sections
+    ((start, stop),) = section.ranges(tp.rank, tp.size)
     return slice(start, stop)
 
 
-def _whole(parameter: torch.Tensor) -> torch.Tensor:
-    return parameter
+def placements(shape: ModelShape, tp: Axis) -> Iterator[Placement]:
+    """Every tensor of the files, each once."""
+    embedding, head = VOCABULARY
+    yield Placement(
+        source=f"{shape.prefix}embed_tokens.weight",
+        parameter=embedding,
+        sections=shape.head.sections,
+    )
+    if not shape.tie_word_embeddings:
+        yield Placement(source="lm_head.weight", parameter=head, sections=shape.head.sections)
+    yield Placement(
+        source=f"{shape.prefix}norm.weight",
+        parameter="decoder.final_layernorm.weight",
+        plus_one=shape.norm_offset,
+    )
+    for index, kind in enumerate(shape.layers):
+        hf, ours = f"{shape.prefix}layers.{index}.", f"decoder.layers.{index}."
+        for theirs, name in NORMS.items():
+            yield Placement(
+                source=f"{hf}{theirs}.weight", parameter=ours + name, plus_one=shape.norm_offset
+            )
+        yield from _linears(shape, kind, hf, ours, tp)
+        yield from _softmax(shape, hf, ours) if kind == "softmax" else _delta(shape, hf, ours)
 
 
-def _rows(start: int, stop: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda parameter: parameter[start:stop]
+def _linears(
+    shape: ModelShape, kind: LayerKind, hf: str, ours: str, tp: Axis
+) -> Iterator[Placement]:
+    linears = shape.linears(kind)
+    for name, modules in LINEARS[kind].items():
+        first_row = 0
+        for module in modules:
+            linear = linears[module]
+            yield Placement(
+                source=f"{hf}{module}.weight",
+                parameter=ours + name,
+                sections=linear.sections,
+                dim=0 if linear.cut == "out" else 1,
+                first_row=first_row,
+            )
+            first_row += _rows_held(linear, tp)
 
 
-def _padded(rows: slice) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The last rank's part of a vocabulary that does not divide has fewer rows; Megatron's matrix has zeros there."""
-
-    def place(parameter: torch.Tensor) -> torch.Tensor:
-        count = rows.stop - rows.start
-        parameter[count:] = 0
-        return parameter[:count]
-
-    return place
+def _rows_held(linear: Linear, tp: Axis) -> int:
+    if linear.cut == "in":
+        return linear.out_features
+    ranges = [r for section in linear.sections for r in section.ranges(tp.rank, tp.size)]
+    return sum(stop - start for start, stop in ranges)
 
 
-def _heads(shape: ModelShape, start: int, stop: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Heads `start` to `stop` of each key/value group of a fused matrix [G * (Q + 2) * D, hidden]."""
-    per_group = shape.queries_per_group + 2
-    return lambda parameter: parameter.view(-1, per_group, shape.head_dim, parameter.shape[-1])[
-        :, start:stop
-    ]
-
-
-def _placements(shape: ModelShape, tp: Axis) -> Iterator[Placement]:
-    def put(
-        source: str,
-        parameter: str,
-        cut: int | None = None,
-        place: Callable[[torch.Tensor], torch.Tensor] = _whole,
-    ) -> Placement:
-        return Placement(
-            source=f"{source}.weight", parameter=f"{parameter}.weight", cut=cut, place=place
+def _softmax(shape: ModelShape, hf: str, ours: str) -> Iterator[Placement]:
+    for name in ("q_norm", "k_norm") if shape.qk_norm else ():
+        yield Placement(
+            source=f"{hf}self_attn.{name}.weight",
+            parameter=f"{ours}mixer.{name}",
+            plus_one=shape.norm_offset,
         )
 
-    vocabulary = _padded(vocabulary_rows(shape, tp))
-    yield put("model.embed_tokens", "embedding.word_embeddings", 0, vocabulary)
-    yield put("model.norm", "decoder.final_layernorm")
-    if not shape.tie_word_embeddings:
-        yield put("lm_head", "output_layer", 0, vocabulary)
-    queries, inner = shape.queries_per_group, shape.intermediate_size // tp.size
-    for layer in range(shape.num_hidden_layers):
-        hf, ours = f"model.layers.{layer}", f"decoder.layers.{layer}"
-        attn, fused = f"{hf}.self_attn", f"{ours}.self_attention.linear_qkv"
-        yield put(f"{attn}.q_proj", fused, 0, _heads(shape, 0, queries))
-        yield put(f"{attn}.k_proj", fused, 0, _heads(shape, queries, queries + 1))
-        yield put(f"{attn}.v_proj", fused, 0, _heads(shape, queries + 1, queries + 2))
-        yield put(f"{attn}.o_proj", f"{ours}.self_attention.linear_proj", 1)
-        yield put(f"{attn}.q_norm", f"{ours}.self_attention.q_layernorm")
-        yield put(f"{attn}.k_norm", f"{ours}.self_attention.k_layernorm")
-        yield put(f"{hf}.input_layernorm", f"{ours}.input_layernorm")
-        yield put(f"{hf}.post_attention_layernorm", f"{ours}.pre_mlp_layernorm")
-        fc1 = f"{ours}.mlp.linear_fc1"
-        yield put(f"{hf}.mlp.gate_proj", fc1, 0, _rows(0, inner))
-        yield put(f"{hf}.mlp.up_proj", fc1, 0, _rows(inner, 2 * inner))
-        yield put(f"{hf}.mlp.down_proj", f"{ours}.mlp.linear_fc2", 1)
+
+def _delta(shape: ModelShape, hf: str, ours: str) -> Iterator[Placement]:
+    assert shape.delta is not None, "a model with delta layers has their sizes"
+    heads = (Section(start=0, width=1, count=shape.delta.value_heads),)
+    attn, mixer = f"{hf}linear_attn.", f"{ours}mixer."
+    yield Placement(
+        source=f"{attn}conv1d.weight",
+        parameter=f"{mixer}conv",
+        sections=shape.delta.qkv_sections,
+    )
+    yield Placement(source=f"{attn}A_log", parameter=f"{mixer}a_log", sections=heads)
+    yield Placement(source=f"{attn}dt_bias", parameter=f"{mixer}dt_bias", sections=heads)
+    yield Placement(source=f"{attn}norm.weight", parameter=f"{mixer}norm")
+
+
+def _add_one(source: str, values: torch.Tensor, target: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Fill `target` with the values plus one; what that rounded away, if anything."""
+    target.copy_(values.to(target.dtype) + 1)
+    rest = values.double() - (target.double() - 1).cpu()
+    return {source: rest} if rest.any() else {}

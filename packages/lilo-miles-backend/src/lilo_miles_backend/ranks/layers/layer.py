@@ -1,0 +1,257 @@
+"""Layer: one decoder layer as one autograd node, whose backward is written out and computes again what was not kept.
+
+    n = norm(x)    p = in_proj(n)    o = mixer(p)    m = x + out_proj(o)    h = norm(m)    g = fc1(h)    y = m + fc2(swiglu(g))
+
+What a level keeps between forward and backward, each with what is to its left:
+
+    input: x    attention: o, m and what the mixer saves    qkv: p    all: g
+
+The rest is computed again, the same way, so that every level has the same bits. Nothing is computed again that only a
+frozen weight's gradient would need: fc2's product, say. What the mixer does is its own (`mixer.py`); Megatron's block
+loops over layers and knows nothing of their inside.
+
+Tensor-parallel ranks have rows of in_proj and fc1 and columns of out_proj and fc2: they sum the gradients of the first
+two's inputs and the products of the last two.
+
+Shapes: T tokens of this rank's part of a stream, H hidden size, O features of the projection in, W of the mixer's
+output, F inner size (this rank's of the last three).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from lilo_definitions.trainer import Keep
+
+from lilo_miles_backend.ranks.attention import PackedRows
+from lilo_miles_backend.ranks.autograd import AutogradContext, AutogradGrads
+from lilo_miles_backend.ranks.collectives import Axis, sum_in_place
+from lilo_miles_backend.ranks.kernels.kernels import Kernels
+from lilo_miles_backend.ranks.layers.linear import Linear
+from lilo_miles_backend.ranks.layers.mixer import Mixer, Saved
+from lilo_miles_backend.ranks.lora import Segment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSizes:
+    """Of one layer, as this rank holds it."""
+
+    hidden: int
+    projected: int
+    """O."""
+    mixed: int
+    """W."""
+    inner: int
+    """F."""
+    eps: float
+    """Of the norms."""
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Active:
+    """The adapters that act on a layer in one pass, by linear."""
+
+    in_proj: tuple[Segment, ...] = ()
+    out_proj: tuple[Segment, ...] = ()
+    fc1: tuple[Segment, ...] = ()
+    fc2: tuple[Segment, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class Running:
+    """What the layers of a model share about the microbatch that runs; set by `BaseModel.hidden`."""
+
+    rows: PackedRows | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Kept:
+    """Between a forward and its backward; None: to be computed again."""
+
+    x: torch.Tensor
+    mixed: torch.Tensor | None = None
+    saved: Saved = ()
+    middle: torch.Tensor | None = None
+    projected: torch.Tensor | None = None
+    gate_up: torch.Tensor | None = None
+
+
+class Layer(torch.nn.Module):
+    """One decoder layer of one rank; its weights are frozen and never get gradients."""
+
+    def __init__(
+        self,
+        *,
+        sizes: LayerSizes,
+        make_mixer: Callable[[], Mixer],
+        kernels: Kernels,
+        tp: Axis,
+        running: Running,
+        **_: object,
+    ) -> None:
+        """Allocate the weights on torch's default device; further keywords are Megatron's.
+
+        Args:
+            sizes: of the weights.
+            make_mixer: what mixes tokens; a torch module with its own small weights.
+            kernels: of the device.
+            tp: the ranks with other parts of the weights.
+            running: where to find the rows of the microbatch.
+        """
+        super().__init__()
+        hidden, inner = sizes.hidden, sizes.inner
+        self.input_norm = _frozen(hidden, dtype=torch.float32)
+        self.in_proj = _frozen(sizes.projected, hidden, dtype=sizes.dtype)
+        self.mixer = cast(Any, make_mixer())
+        self.out_proj = _frozen(hidden, sizes.mixed, dtype=sizes.dtype)
+        self.mlp_norm = _frozen(hidden, dtype=torch.float32)
+        self.fc1 = _frozen(2 * inner, hidden, dtype=sizes.dtype)
+        self.fc2 = _frozen(hidden, inner, dtype=sizes.dtype)
+        self.linears = {
+            name: Linear(getattr(self, name), kernels.lora)
+            for name in ("in_proj", "out_proj", "fc1", "fc2")
+        }
+        self.active = Active()
+        """Set by `BaseModel.activate`."""
+        self.level: Keep = "all"
+        """Set by `BaseModel.keep`."""
+        self._elementwise = kernels.elementwise
+        self._eps = sizes.eps
+        self._tp = tp
+        self._running = running
+
+    def forward(self, hidden_states: torch.Tensor, **_: object) -> tuple[torch.Tensor, None]:
+        """[T, 1, H] -> [T, 1, H], and Megatron's context, which there is none of."""
+        rows = self._running.rows
+        assert rows is not None, "BaseModel.hidden says which rows run"
+        if torch.is_grad_enabled() and hidden_states.requires_grad:
+            return _Node.apply(hidden_states, self, rows, self.active, self.level), None  # type: ignore[return-value]
+        x_TH = hidden_states.view(-1, hidden_states.shape[-1])
+        return self._run(x_TH, rows, self.active, None)[0].view_as(hidden_states), None
+
+    def _run(
+        self, x_TH: torch.Tensor, rows: PackedRows, active: Active, level: Keep | None
+    ) -> tuple[torch.Tensor, _Kept]:
+        """The layer's output, and what `level` keeps of it; None: there will be no backward."""
+        kept = _Kept(x=x_TH)
+        projected = self._project(x_TH, active)
+        mixed, saved = self.mixer.forward(projected, rows)
+        if level in ("qkv", "all"):
+            kept.projected = projected
+        del projected
+        middle = self._row("out_proj", mixed, active.out_proj, x_TH)
+        if level in ("attention", "qkv", "all"):
+            kept.mixed, kept.saved, kept.middle = mixed, saved, middle
+        del mixed
+        gate_up = self._gate_up(middle, active)
+        if level == "all":
+            kept.gate_up = gate_up
+        activated = self._elementwise.swiglu(gate_up)
+        del gate_up
+        return self._row("fc2", activated, active.fc2, middle), kept
+
+    def _back(
+        self, grad_TH: torch.Tensor, kept: _Kept, rows: PackedRows, active: Active
+    ) -> torch.Tensor:
+        """Gradient of x; adds to the adapters' gradients, and lets go of each activation as soon as it can."""
+        if kept.middle is None:
+            projected = self._project(kept.x, active)
+            mixed, saved = self.mixer.forward(projected, rows)
+            kept.projected, kept.mixed, kept.saved = projected, mixed, saved
+            kept.middle = self._row("out_proj", mixed, active.out_proj, kept.x)
+            del projected, mixed
+        grad_middle = self._back_through_mlp(grad_TH, kept, active)
+        assert kept.mixed is not None, "kept with `middle`"
+        grad_mixed = self.linears["out_proj"].backward(grad_middle, kept.mixed, active.out_proj)
+        if kept.projected is None:
+            kept.projected = self._project(kept.x, active)
+        grad_projected = self.mixer.backward(
+            grad_mixed, kept.projected, kept.mixed, kept.saved, rows
+        )
+        del grad_mixed
+        kept.mixed, kept.saved, kept.projected = None, (), None
+        normed, inverse = self._elementwise.rms_norm(kept.x, self.input_norm, self._eps)
+        grad_normed = self._column_back("in_proj", grad_projected, normed, active.in_proj)
+        del normed, grad_projected
+        grad_x = self._elementwise.rms_norm_backward(grad_normed, kept.x, inverse, self.input_norm)
+        return grad_x.add_(grad_middle)
+
+    def _back_through_mlp(self, grad_TH: torch.Tensor, kept: _Kept, active: Active) -> torch.Tensor:
+        """Gradient of `middle`, whole: through the MLP and past it."""
+        middle, gate_up = kept.middle, kept.gate_up
+        assert middle is not None, "kept, or computed again"
+        kept.middle = kept.gate_up = None
+        normed, inverse = self._elementwise.rms_norm(middle, self.mlp_norm, self._eps)
+        if gate_up is None:
+            gate_up = self.linears["fc1"].forward(normed, active.fc1)
+        activated = self._elementwise.swiglu(gate_up)
+        grad_activated = self.linears["fc2"].backward(grad_TH, activated, active.fc2)
+        del activated
+        grad_gate_up = self._elementwise.swiglu_backward_(gate_up, grad_activated)
+        del grad_activated, gate_up
+        grad_normed = self._column_back("fc1", grad_gate_up, normed, active.fc1)
+        del normed, grad_gate_up
+        grad_middle = self._elementwise.rms_norm_backward(
+            grad_normed, middle, inverse, self.mlp_norm
+        )
+        return grad_middle.add_(grad_TH)
+
+    def _project(self, x_TH: torch.Tensor, active: Active) -> torch.Tensor:
+        normed, _ = self._elementwise.rms_norm(x_TH, self.input_norm, self._eps)
+        return self.linears["in_proj"].forward(normed, active.in_proj)
+
+    def _gate_up(self, middle_TH: torch.Tensor, active: Active) -> torch.Tensor:
+        normed, _ = self._elementwise.rms_norm(middle_TH, self.mlp_norm, self._eps)
+        return self.linears["fc1"].forward(normed, active.fc1)
+
+    def _row(
+        self,
+        name: str,
+        x: torch.Tensor,
+        segments: tuple[Segment, ...],
+        residual_TH: torch.Tensor,
+    ) -> torch.Tensor:
+        """A linear whose input ranks divide: the sum of all ranks' products and the residual."""
+        linear = self.linears[name]
+        if not self._tp.is_split:
+            return linear.forward(x, segments, residual_TH)
+        return sum_in_place(linear.forward(x, segments), self._tp).add_(residual_TH)
+
+    def _column_back(
+        self, name: str, grad: torch.Tensor, x_TH: torch.Tensor, segments: tuple[Segment, ...]
+    ) -> torch.Tensor:
+        """Gradient of x, which all ranks hold, through a linear whose output they divide: the sum of all ranks'."""
+        return sum_in_place(self.linears[name].backward(grad, x_TH, segments), self._tp)
+
+
+class _Node(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: AutogradContext,
+        x: torch.Tensor,
+        layer: Layer,
+        rows: PackedRows,
+        active: Active,
+        level: Keep,
+    ) -> torch.Tensor:
+        y_TH, ctx.kept = layer._run(x.view(-1, x.shape[-1]), rows, active, level)
+        ctx.layer, ctx.rows, ctx.active = layer, rows, active
+        return y_TH.view_as(x)
+
+    @staticmethod
+    def backward(ctx: AutogradContext, *grads: torch.Tensor) -> AutogradGrads:
+        # Not through save_for_backward: activations are let go of one by one, and gradients written over some.
+        kept, ctx.kept = ctx.kept, None
+        assert kept is not None, "a layer is walked back once"
+        (grad,) = grads
+        grad_TH = grad.reshape(-1, grad.shape[-1])
+        grad_x = ctx.layer._back(grad_TH, kept, ctx.rows, ctx.active)
+        return grad_x.view_as(grad), None, None, None, None
+
+
+def _frozen(*size: int, dtype: torch.dtype) -> torch.nn.Parameter:
+    return torch.nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
