@@ -16,10 +16,15 @@ from transformers import (
 
 def count(model: Architecture) -> int:
     """Parameters of the model that transformers builds from these sizes; tied ones once."""
+    return sum(parameter.numel() for parameter in build(model).parameters())
+
+
+def build(model: Architecture) -> PreTrainedModel:
+    """transformers' model of these sizes, without memory."""
     with torch.device("meta"):
         built = _build(model)
         built.tie_weights()
-    return sum(parameter.numel() for parameter in built.parameters())
+    return built
 
 
 def _build(model: Architecture) -> PreTrainedModel:

@@ -133,8 +133,9 @@ def _text_part(content: object) -> object:
     whole = cast("dict[str, object]", content)
     text = whole.get("text_config")
     if isinstance(text, dict):
+        # Of the two that may be there, transformers goes by the one of the whole model.
         tied = {key: whole[key] for key in ("tie_word_embeddings",) if key in whole}
-        whole = {**tied, **cast("dict[str, object]", text)}
+        whole = {**cast("dict[str, object]", text), **tied}
     if isinstance(kind := whole.get("model_type"), str):
         whole = {**whole, "model_type": kind.removesuffix("_text")}
     return whole

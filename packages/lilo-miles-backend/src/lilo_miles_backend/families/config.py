@@ -69,7 +69,7 @@ class DecoderConfig(BaseModel):
         return config
 
     @model_validator(mode="after")
-    def _grouped(self) -> DecoderConfig:
+    def _queries_share_keys(self) -> DecoderConfig:
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_key_value_heads {self.num_key_value_heads} does not divide "
@@ -112,7 +112,7 @@ class DeltaConfig(BaseModel):
     linear_conv_kernel_dim: Count
 
     @model_validator(mode="after")
-    def _grouped(self) -> DeltaConfig:
+    def _values_share_keys(self) -> DeltaConfig:
         if self.linear_num_value_heads % self.linear_num_key_heads:
             raise ValueError(
                 f"linear_num_key_heads {self.linear_num_key_heads} does not divide "

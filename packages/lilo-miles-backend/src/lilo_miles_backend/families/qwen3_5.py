@@ -64,8 +64,9 @@ def read_qwen3_5(config: dict[str, Any]) -> ModelShape:
     text = config.get("text_config")
     prefix, left_out = "model.", (PREDICTION,)
     if isinstance(text, dict):
+        # Of the two that may be there, transformers goes by the one of the whole model.
         tied = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
-        config = {**tied, "model_type": "qwen3_5_text", **text}
+        config = {"model_type": "qwen3_5_text", **text, **tied}
         prefix, left_out = "model.language_model.", (PREDICTION, VISION)
     found = Qwen35Config.model_validate(config)
     return ModelShape(
