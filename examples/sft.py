@@ -1,10 +1,10 @@
 """Supervised fine-tuning on your own text, through the `tinker` SDK alone.
 
-    python sft.py chats.jsonl --base-url http://127.0.0.1:8010 --api-key tml-... --base-model tiny
+    python sft.py --file chats.jsonl --base-url http://127.0.0.1:8010 --api-key tml-...
 
 The file is either JSON lines of chats, `{"messages": [{"role": "user", "content": "..."}, ...]}`, of which the
-assistant's turns are learned, or plain text, all of which is learned. Prints the loss of every batch, saves training
-state and sampler weights, and lets the trained model write something.
+assistant's turns are learned, or plain text, all of which is learned. Lets the model write something, prints the loss of
+every batch and the seconds that a step takes, saves training state and sampler weights, and lets it write again.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import json
 import random
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,31 +141,44 @@ def train(client: tinker.TrainingClient, plan: list[list[Example]], learning_rat
         report()
 
 
-def write_something(client: tinker.TrainingClient, prompt: list[int], max_tokens: int) -> None:
-    """Print one continuation of `prompt` by the trained model."""
-    tokenizer = client.get_tokenizer()
+def write_something(client: tinker.TrainingClient, prompt: list[int], max_tokens: int) -> str:
+    """One continuation of `prompt` by the model as it is now."""
     sampler = client.save_weights_and_get_sampling_client().result()
     answer = sampler.sample(
         prompt=types.ModelInput.from_ints(prompt),
         num_samples=1,
         sampling_params=types.SamplingParams(max_tokens=max_tokens, temperature=0.7, seed=0),
     ).result()
-    print(f"--- prompt\n{tokenizer.decode(prompt)}")
-    print(f"--- the model goes on\n{tokenizer.decode(answer.sequences[0].tokens)}")
+    return str(client.get_tokenizer().decode(answer.sequences[0].tokens))
+
+
+def base_model(service: tinker.ServiceClient, wanted: str | None) -> str:
+    """What was asked for, or what the server offers."""
+    return wanted or service.get_server_capabilities().supported_models[0].model_name or "tiny"
+
+
+def prompts(texts: list[str] | None, tokenizer: Any, first: Example) -> list[list[int]]:  # noqa: ANN401
+    """What the model is to continue: these texts, or the beginning of the first example."""
+    if texts:
+        return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    prompt = first.ids[: max(1, first.learned.index(True))]
+    return [prompt if len(prompt) > 1 else first.ids[:16]]
 
 
 def main() -> None:
-    """Parse the command line, read the file, train, save, sample."""
+    """Parse the command line, read the file, sample, train, save, sample again."""
     parser = argparse.ArgumentParser(description="Supervised fine-tuning on your own text.")
-    parser.add_argument("file", type=Path, help="chats (.jsonl) or plain text")
+    parser.add_argument("--file", type=Path, required=True, help="chats (.jsonl) or plain text")
     parser.add_argument("--base-url", default=None, help="default: $TINKER_BASE_URL")
     parser.add_argument("--api-key", default=None, help="default: $TINKER_API_KEY")
-    parser.add_argument("--base-model", default="tiny")
+    parser.add_argument("--base-model", default=None, help="default: what the server offers")
     parser.add_argument("--lora-rank", type=int, default=16)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=512, help="of one example")
+    parser.add_argument("--prompt", action="append", help="to be continued; again for more")
+    parser.add_argument("--sample-tokens", type=int, default=64)
     parser.add_argument("--name", default="sft", help="of the checkpoint")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
@@ -173,19 +187,27 @@ def main() -> None:
 
     with tinker.ServiceClient(base_url=arguments.base_url, api_key=arguments.api_key) as service:
         client = service.create_lora_training_client(
-            arguments.base_model, rank=arguments.lora_rank, seed=arguments.seed
+            base_model(service, arguments.base_model),
+            rank=arguments.lora_rank,
+            seed=arguments.seed,
         ).result()
+        tokenizer = client.get_tokenizer()
         read = read_chats if arguments.file.suffix == ".jsonl" else read_text
-        examples = read(arguments.file, client.get_tokenizer(), arguments.max_tokens)
+        examples = read(arguments.file, tokenizer, arguments.max_tokens)
         if not examples:
             sys.exit(f"{arguments.file}: nothing to learn from")
+        asked = prompts(arguments.prompt, tokenizer, examples[0])
+        before = [write_something(client, prompt, arguments.sample_tokens) for prompt in asked]
         plan = list(batches(examples, arguments.batch_size, arguments.epochs, arguments.seed))
+        started = time.monotonic()
         train(client, plan, arguments.learning_rate)
+        seconds = time.monotonic() - started
+        print(f"{len(plan)} steps in {seconds:.1f} s, {seconds / len(plan):.2f} s a step")
         print(f"training state: {client.save_state(arguments.name).result().path}")
         print(f"sampler weights: {client.save_weights_for_sampler(arguments.name).result().path}")
-        first = examples[0]
-        prompt = first.ids[: max(1, first.learned.index(True))]
-        write_something(client, prompt if len(prompt) > 1 else first.ids[:16], max_tokens=64)
+        for prompt, earlier in zip(asked, before, strict=True):
+            print(f"--- prompt\n{tokenizer.decode(prompt)}\n--- before\n{earlier}")
+            print(f"--- after\n{write_something(client, prompt, arguments.sample_tokens)}")
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def test_chats_are_learned(server, tmp_path):
     file = tmp_path / "chats.jsonl"
     chat = [{"role": "user", "content": "say it"}, {"role": "assistant", "content": "yes yes yes"}]
     file.write_text("".join(json.dumps({"messages": chat}) + "\n" for _ in range(8)))
-    lines = run(server, "sft.py", file, "--epochs", 12)
+    lines = run(server, "sft.py", "--file", file, "--epochs", 12)
     assert losses(lines)[-1] < losses(lines)[0] / 2
     assert any(line.endswith("/sampler_weights/sft") for line in lines)
 
@@ -50,8 +50,14 @@ def test_chats_are_learned(server, tmp_path):
 def test_a_plain_text_is_learned(server, tmp_path):
     file = tmp_path / "text.txt"
     file.write_text("the quick brown fox jumps over the lazy dog. " * 40)
-    lines = run(server, "sft.py", file, "--epochs", 6, "--batch-size", 4, "--max-tokens", 128)
+    lines = run(
+        server, "sft.py", "--file", file, "--epochs", 6, "--batch-size", 4, "--max-tokens", 128
+    )
     assert losses(lines)[-1] < losses(lines)[0] / 1.5
+    # The server's only model was taken, and wrote before and after.
+    before, after = (lines[lines.index(f"--- {when}") + 1] for when in ("before", "after"))
+    assert before != after
+    assert any(line.endswith(" s a step") for line in lines)
 
 
 def test_a_stopped_server_goes_on_with_its_data_folder_and_its_key(server):
