@@ -79,29 +79,33 @@ def test_n_positions_give_n_logprobs_up_to_the_whole_context_however_rows_are_pa
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=6), st.integers(1, 8))
 @settings(max_examples=60)
-def test_ranks_have_every_token_once_and_see_every_key_before_it(
+def test_ranks_have_every_token_once_and_equal_shares_that_cost_the_same(
     lengths: list[int], cp: int
 ) -> None:
     padded = [rule("auto", cp=cp).padded(length) for length in lengths]
     streams = [pack(lengths, padded, rank, cp) for rank in range(cp)]
-    gathered = np.concatenate([one.places for one in streams])
-    assert sorted(gathered) == list(range(sum(padded)))
-    assert np.array_equal(gathered[streams[0].gathered], np.arange(sum(padded)))
+    assert sorted(np.concatenate([one.places for one in streams])) == list(range(sum(padded)))
     starts = np.concatenate(([0], np.cumsum(padded)[:-1]))
     row_of = np.repeat(np.arange(len(padded)), padded)
     for one in streams:
         assert one.places.size == sum(padded) // cp
-        real = [place for piece in one.pieces for place in one.places[piece.queries]]
-        assert real == one.places[one.is_real].tolist()
-        for piece in one.pieces:
-            queries = one.places[piece.queries]
-            for offset, place in enumerate(queries):
-                last_key = piece.keys.stop - len(queries) + offset
-                assert last_key == place
-                assert piece.keys.start == starts[row_of[place]]
+        assert np.array_equal(
+            row_of[one.places], np.repeat(range(len(padded)), np.array(padded) // cp)
+        )
         positions = one.places - starts[row_of[one.places]]
+        assert np.array_equal(one.is_real, positions < np.array(lengths)[row_of[one.places]])
         assert np.array_equal(one.positions[one.is_real], positions[one.is_real])
         assert one.positions.max() < max(lengths)
+        # Causal attention costs a token its position; zigzag makes the sums equal.
+        assert positions.sum() * cp == sum(n * (n - 1) // 2 for n in padded)
+
+
+def test_a_row_without_a_token_fills_the_stream_up() -> None:
+    one = pack([5, 0], [8, 8], 1, 2)
+    assert one.places.tolist() == [2, 3, 4, 5, 10, 11, 12, 13]
+    assert one.is_real.tolist() == [True] * 3 + [False] * 5
+    assert one.positions.tolist() == [2, 3, 4, 4, 0, 0, 0, 0]
+    assert (one.lengths, one.padded) == ((5, 0), (8, 8))
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=20), st.integers(1, 8))

@@ -5,8 +5,7 @@
     rank 0: a0 a3 b0 b3     rank 1: a1 a2 b1 b2
 
 Zigzag: rank r has chunks r and 2 cp - 1 - r of every row, so that causal attention costs all ranks the same. Without
-context parallelism the one rank has whole rows. Attention never crosses a row's bounds: `Piece` says which keys the
-queries of one chunk see.
+context parallelism the one rank has whole rows. What mixes tokens never crosses a row's bounds.
 
 Shapes: T tokens of this rank, all ranks' together T * cp.
 """
@@ -22,18 +21,6 @@ from lilo_miles_backend.ranks.rows import Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """One chunk of a row: its queries and the keys that they may see. The last query sees the last key."""
-
-    queries: slice
-    """Of this rank's T tokens, real ones only."""
-    keys: slice
-    """Of all T * cp tokens in stream order: the row from its start to the chunk's last real token."""
-    padding: int
-    """Tokens of this rank after `queries` that are padding."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
     """Packed rows as one rank sees them."""
 
@@ -43,14 +30,10 @@ class Stream:
     """int64 [T]: place of each token in its row; a padded token has its row's last, which no one reads."""
     is_real: Array
     """bool [T]."""
-    pieces: tuple[Piece, ...]
-    """In the order of this rank's tokens, which they cover."""
     lengths: tuple[int, ...]
     """Real tokens of each row; 0: the row is padding of the stream and has none."""
     padded: tuple[int, ...]
     """Tokens of each row with its padding, on all ranks together; each has an equal share."""
-    gathered: Array
-    """int64 [T * cp]: for each token of the stream, where it lies in the ranks' tokens one rank after another."""
 
 
 def pack(lengths: Sequence[int], padded: Sequence[int], cp_rank: int, cp_size: int) -> Stream:
@@ -63,21 +46,16 @@ def pack(lengths: Sequence[int], padded: Sequence[int], cp_rank: int, cp_size: i
         cp_size: number of parts.
     """
     starts = np.concatenate(([0], np.cumsum(padded)[:-1])).astype(np.int64)
-    parts = [_places(starts, padded, rank, cp_size) for rank in range(cp_size)]
-    places = parts[cp_rank]
+    places = _places(starts, padded, cp_rank, cp_size)
     ends = starts + np.asarray(lengths)
     last = np.maximum(ends - 1, starts)
     row = np.searchsorted(starts, places, side="right") - 1
-    gathered = np.empty(sum(padded), dtype=np.int64)
-    gathered[np.concatenate(parts)] = np.arange(gathered.size)
     return Stream(
         places=places,
         positions=np.minimum(places, last[row]) - starts[row],
         is_real=places < ends[row],
-        pieces=tuple(_pieces(starts, ends, padded, cp_rank, cp_size)),
         lengths=tuple(lengths),
         padded=tuple(padded),
-        gathered=gathered,
     )
 
 
@@ -96,25 +74,3 @@ def _places(starts: Array, padded: Sequence[int], cp_rank: int, cp_size: int) ->
             for chunk in chunks
         ]
     )
-
-
-def _pieces(
-    starts: Array, ends: Array, padded: Sequence[int], cp_rank: int, cp_size: int
-) -> list[Piece]:
-    chunks, count = _chunks(cp_rank, cp_size)
-    pieces: list[Piece] = []
-    here = 0
-    for start, end, length in zip(starts.tolist(), ends.tolist(), padded, strict=True):
-        size = length // count
-        for chunk in chunks:
-            first = start + chunk * size
-            real = min(max(end - first, 0), size)
-            pieces.append(
-                Piece(
-                    queries=slice(here, here + real),
-                    keys=slice(start, first + real),
-                    padding=size - real,
-                )
-            )
-            here += size
-    return pieces
