@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,7 @@ CASES = (
     Case("peers", limit_s=100.0, small=(*_SMALL, "--lengths", "64", "128")),
     Case("serve", limit_s=240.0, small=("--model", "small", "--tokens", "256", "--steps", "4")),
     Case("whole", limit_s=200.0, small=("small:128",)),
+    Case("breakdown", limit_s=90.0),
     Case("adapters", limit_s=120.0, small=(*_SMALL, "--tokens", "256")),
     Case("check_attention", limit_s=90.0),
     Case("check_kernels", limit_s=90.0),
@@ -165,6 +167,9 @@ def main() -> int:
     """Run, print, say whether all of it held."""
     parser = argparse.ArgumentParser(description="Run the GPU benchmarks.")
     parser.add_argument("--only", nargs="*", help="modules of cases; default: all")
+    parser.add_argument(
+        "--case", action="append", help="only this, with its arguments: 'two --runs tp:16384'"
+    )
     parser.add_argument("--out", type=Path, help="where the lines go; default: a new folder")
     parser.add_argument("--limit", type=float, default=3600.0, help="seconds for all of it")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -174,11 +179,7 @@ def main() -> int:
     if not number:
         print("there is no CUDA device here, so nothing of this can be measured", file=sys.stderr)
         return 2
-    wanted = [
-        case
-        for case in CASES
-        if (arguments.only is None or case.module in arguments.only) and (case.small or not on_cpu)
-    ]
+    wanted = chosen(arguments.only, arguments.case or (), on_cpu=on_cpu)
     folder = arguments.out or Path(tempfile.mkdtemp(prefix="lilo-gpu-"))
     folder.mkdir(parents=True, exist_ok=True)
     record = Record(folder)
@@ -190,10 +191,23 @@ def main() -> int:
         shutil.rmtree(models, ignore_errors=True)
     for line in [] if on_cpu else across_cases(record.lines):
         record.line(line)
-    text = f"{figures_table(record.lines)}\n{bounds_table(record.lines)}"
-    (folder / "table.txt").write_text(text, "utf-8")
-    print(f"{text}\nall lines: {folder}")
+    figures = figures_table(record.lines)
+    (folder / "table.txt").write_text(f"{figures}\n{bounds_table(record.lines)}", "utf-8")
+    print(f"{figures}\n{bounds_table(record.lines, short=True)}\nall of it: {folder}")
     return 1 if any(line.get("pass") is False for line in record.lines) else 0
+
+
+def chosen(only: Sequence[str] | None, given: Sequence[str], *, on_cpu: bool) -> list[Case]:
+    """All cases, those of some modules, or just those that are given with arguments of their own."""
+    if given:
+        by_module = {case.module: case for case in CASES}
+        split = [shlex.split(text) for text in given]
+        return [replace(by_module[name], arguments=tuple(more)) for name, *more in split]
+    return [
+        case
+        for case in CASES
+        if (only is None or case.module in only) and (case.small or not on_cpu)
+    ]
 
 
 def gpus() -> int:
