@@ -10,7 +10,7 @@ from pathlib import Path
 
 import lilo_definitions
 from lilo_definitions import Definition
-from lilo_definitions.planner import Job, make_plan
+from lilo_definitions.planner import Job, beside_sampler, make_plan
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "definitions.md"
 START, END = "<!-- table: start -->", "<!-- table: end -->"
@@ -23,7 +23,7 @@ HEAD = (
 def row(definition: Definition) -> str:
     """One definition."""
     topology, lora, pool = definition.topology, definition.lora, definition.sampler.pool
-    plan = make_plan(Job.of(definition))
+    plan = make_plan(beside_sampler(Job.of(definition), definition))
     where = "1 CPU rank"
     if topology.device == "cuda":
         gpus = f"{topology.nodes} x {topology.gpus_per_node} {topology.gpu}"

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 Family: TypeAlias = Literal["qwen3", "qwen3_5", "llama"]
+Kind: TypeAlias = Literal["softmax", "linear"]
+"""Of a layer's attention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,14 @@ class Architecture:
     def output_gate(self) -> bool:
         """Whether the query projection also makes a gate for the attention's output."""
         return self.family == "qwen3_5"
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Of each layer, first layer first."""
+        if self.linear is None:
+            return ("softmax",) * self.layers
+        every = self.linear.interval
+        return tuple("linear" if (i + 1) % every else "softmax" for i in range(self.layers))
 
     @property
     def softmax_layers(self) -> int:

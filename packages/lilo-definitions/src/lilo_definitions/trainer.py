@@ -12,14 +12,21 @@ Keep: TypeAlias = Literal["input", "attention", "qkv", "all"]
 KEEPS: tuple[Keep, ...] = get_args(Keep)
 """Least memory first."""
 
+Levels: TypeAlias = tuple[Keep, ...]
+"""Of each layer, first layer first."""
+
+KeepActivations: TypeAlias = Literal["input", "attention", "qkv", "all", "auto"]
+"""The same for all layers, or each chosen from the memory that is left."""
+
 
 class Trainer(Part):
     """How the ranks compute."""
 
-    keep_activations: Keep = "all"
+    keep_activations: KeepActivations = "all"
     """What a layer keeps for its backward; the rest is computed again. input is what others call full recompute:
     least memory, 20-26 % more time. attention also keeps the attention output, by far the best time per byte; qkv adds
-    the projections; all computes nothing twice."""
+    the projections; all computes nothing twice. auto gives each layer the most that fits, for the tokens of each
+    microbatch; on CPU that is all."""
     pack_models: bool = False
     """Whether a microbatch may hold rows of several models: faster with many small requests, and then co-batched
     equals alone to 1e-6 instead of bit for bit."""

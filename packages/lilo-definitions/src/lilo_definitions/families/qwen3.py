@@ -58,7 +58,7 @@ def qwen3_0_6b() -> Definition:
         dtype="bfloat16",
         lora=Lora(slots=16, max_rank=32, alpha=32.0, targets=("attn", "mlp", "unembed")),
         topology=Topology(device="cuda", gpu="H100", gpus_per_node=1),
-        trainer=Trainer(keep_activations="all"),
+        trainer=Trainer(keep_activations="auto"),
         limits=Limits(
             max_tokens_per_rank=16_384,
             # Eight full rows: about ten seconds of work, the longest that another model waits.
@@ -85,6 +85,7 @@ def qwen3_0_6b_cpu() -> Definition:
             "command_s_per_token": 0.2,
         },
         sampler={"sequences": 8, "max_adapters": 8},
+        trainer={"keep_activations": "all"},
     )
 
 
@@ -127,13 +128,13 @@ def qwen3_14b() -> Definition:
 
 
 def qwen3_32b() -> Definition:
-    """32B on two GPUs, tensor-parallel: the weights alone are 66 GB. Computes gate and up again, to fit."""
+    """32B on four GPUs, tensor-parallel: the weights alone are 66 GB, and the sampler has them whole beside a rank."""
     return qwen3_14b().derive(
         name="qwen3_32b",
-        summary="Qwen3 32B at 16k on two H200, TP2",
+        summary="Qwen3 32B at 16k on four H200, TP4",
         model=model_spec("Qwen/Qwen3-32B", ARCHITECTURES),
-        topology={"gpus_per_node": 2, "tp": 2},
-        trainer={"keep_activations": "qkv"},
+        topology={"gpus_per_node": 4, "tp": 4},
+        sampler={"max_adapters": 8},
     )
 
 

@@ -9,6 +9,7 @@ Names: H hidden, F inner, e bytes of an activation; q, k, v widths of all heads;
 
 from __future__ import annotations
 
+from lilo_definitions.architecture import Kind
 from lilo_definitions.planner.job import Job
 from lilo_definitions.trainer import KEEPS, Keep
 
@@ -21,10 +22,17 @@ _FP32 = 4
 
 def kept_bytes(job: Job, keep: Keep) -> float:
     """What all layers keep for the backward."""
-    model, level = job.architecture, KEEPS.index(keep)
-    soft = sum(_softmax_kept(job)[: level + 1])
-    line = sum(_linear_kept(job)[: level + 1]) if model.linear else 0.0
-    return job.tokens_per_rank * (model.softmax_layers * soft + model.linear_layers * line)
+    model = job.architecture
+    kept = model.softmax_layers * layer_bytes(job, "softmax", keep)
+    if model.linear is not None:
+        kept += model.linear_layers * layer_bytes(job, "linear", keep)
+    return kept
+
+
+def layer_bytes(job: Job, kind: Kind, keep: Keep) -> float:
+    """What one layer keeps for its backward."""
+    parts = _softmax_kept(job) if kind == "softmax" else _linear_kept(job)
+    return job.tokens_per_rank * sum(parts[: KEEPS.index(keep) + 1])
 
 
 def _softmax_kept(job: Job) -> tuple[float, float, float, float]:

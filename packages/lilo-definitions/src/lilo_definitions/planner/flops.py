@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from lilo_definitions.planner.adapters import adapter_parameters
 from lilo_definitions.planner.job import Job
-from lilo_definitions.trainer import Keep
+from lilo_definitions.trainer import Keep, Levels
 
 _DELTA_CHUNK = 64
 
@@ -52,48 +52,71 @@ class Flops:
         return self.layers + self.head + self.scores_backward / 2.5 * 3
 
 
-def flops_of(job: Job, keep: Keep) -> Flops:
-    """Operations of one token in the middle of a row of the job's context."""
+def flops_of(job: Job, keep: Keep | Levels) -> Flops:
+    """Operations of one token in the middle of a row of the job's context.
+
+    Args:
+        job: the model and its context.
+        keep: what layers keep, all alike or each.
+    """
     model = job.architecture
-    linears = 2 * model.layer_weights
-    scores = model.softmax_layers * 2 * model.attention_width * job.context
-    delta = _delta(job)
-    again = keep == "input"
+    scores = 2 * model.attention_width * job.context
+    delta, soft, line = delta_forward(job), model.softmax_layers, model.linear_layers
+    again = _again(job, keep)
     return Flops(
-        layers=2 * linears,
-        layers_again=2 * _weights_again(job, keep),
-        scores_forward=scores * (2 if again else 1),
-        scores_backward=2.5 * scores,
-        delta=delta * (4 if keep == "all" else 5),
+        layers=4 * model.layer_weights,
+        layers_again=2 * again.weights,
+        scores_forward=scores * (soft + again.softmax),
+        scores_backward=2.5 * scores * soft,
+        delta=delta * (4 * line + again.linear),
         head=4 * model.head_weights,
         adapters=6 * adapter_parameters(job),
     )
 
 
-def _weights_again(job: Job, keep: Keep) -> float:
-    """Matrix elements whose products are computed again; the last product of an MLP never is."""
-    model = job.architecture
-    gate_up = model.layers * model.mlp_weights * 2 / 3
-    outputs = model.softmax_layers * model.hidden * model.attention_width
-    if model.linear is not None:
-        outputs += model.linear_layers * model.hidden * model.linear.value_width
-    projections = model.layer_weights - model.layers * model.mlp_weights - outputs
-    return {
-        "input": gate_up + projections + outputs,
-        "attention": gate_up + projections,
-        "qkv": gate_up,
-        "all": 0.0,
-    }[keep]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Again:
+    """What is computed a second time."""
+
+    weights: float
+    """Matrix elements whose products are; the last product of an MLP never is."""
+    softmax: int
+    """Layers whose softmax attention is."""
+    linear: int
+    """Layers whose delta net is."""
 
 
-def _delta(job: Job) -> float:
-    """Forward of all delta nets in chunk form, with the maps that context parallelism passes on."""
+def _again(job: Job, keep: Keep | Levels) -> _Again:
     model = job.architecture
-    if model.linear is None:
+    kinds = model.kinds
+    levels = keep if isinstance(keep, tuple) else (keep,) * len(kinds)
+    weights = 0.0
+    for kind, level in zip(kinds, levels, strict=True):
+        out = model.hidden * model.attention_width
+        whole = model.softmax_weights
+        if kind == "linear":
+            whole = model.linear_weights
+            out = whole - model.hidden * model.linear_in_width
+        gate_up = model.mlp_weights * 2 / 3
+        weights += {
+            "input": gate_up + whole,
+            "attention": gate_up + whole - out,
+            "qkv": gate_up,
+            "all": 0.0,
+        }[level]
+    from_input = [kind for kind, level in zip(kinds, levels, strict=True) if level == "input"]
+    return _Again(
+        weights=weights, softmax=from_input.count("softmax"), linear=from_input.count("linear")
+    )
+
+
+def delta_forward(job: Job) -> float:
+    """Forward of one delta net in chunk form, with the maps that context parallelism passes on; 0 without any."""
+    line, c = job.architecture.linear, _DELTA_CHUNK
+    if line is None:
         return 0.0
-    line, c = model.linear, _DELTA_CHUNK
     k, v = line.key_dim, line.value_dim
     per_head = 2 * c * (3 * k + 2 * v) + 2 * c * c / 3 + 6 * k * v
     if job.cp > 1:
         per_head += 2 * k * k + 2 * k**3 / c
-    return model.linear_layers * line.value_heads * per_head
+    return line.value_heads * per_head

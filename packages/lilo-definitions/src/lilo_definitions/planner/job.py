@@ -10,7 +10,7 @@ from lilo_definitions.architectures import architecture_of
 from lilo_definitions.definition import Definition
 from lilo_definitions.gpus import GPUS, Gpu
 from lilo_definitions.lora import TargetGroup
-from lilo_definitions.trainer import Keep
+from lilo_definitions.trainer import KeepActivations
 
 TrainerName: TypeAlias = Literal["lilo", "miles"]
 """lilo: logits in chunks, what is kept as the definition says. miles: whole logits, full recompute."""
@@ -43,10 +43,12 @@ class Job:
     """Resident adapters."""
     lora_rank: int = 32
     targets: tuple[TargetGroup, ...] = ("attn", "mlp")
-    keep: Keep = "input"
+    keep: KeepActivations = "input"
     logprob_chunk_tokens: int = 1024
     shard_embedding: bool = True
     """Whether tensor-parallel ranks share the embedding; a measured slice held it whole."""
+    reserved_bytes: float = 0.0
+    """Of a rank's GPU, for others that share it."""
 
     @classmethod
     def of(cls, definition: Definition, *, context: int | None = None) -> Job:

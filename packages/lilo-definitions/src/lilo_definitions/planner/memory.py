@@ -7,7 +7,9 @@ from dataclasses import dataclass, fields
 from lilo_definitions.planner import activations, autograd
 from lilo_definitions.planner.adapters import adapter_parameters_on_a_rank
 from lilo_definitions.planner.job import Job, TrainerName
-from lilo_definitions.trainer import Keep
+from lilo_definitions.planner.levels import fullest_of, moments_by_name
+from lilo_definitions.planner.moments import Moment, layer_moments, loss_moment
+from lilo_definitions.trainer import Keep, Levels
 
 USABLE_SHARE = 0.93
 """Of a GPU's memory: the allocator's rounding and fragments take a few percent where shapes are bucketed."""
@@ -48,36 +50,21 @@ class Memory:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
-    """What a moment of the step holds beyond weights, adapters and kept activations."""
-
-    name: str
-    kv_gather: float = 0.0
-    logits: float = 0.0
-    working: float = 0.0
-
-    @property
-    def total(self) -> float:
-        """Their sum."""
-        return self.kv_gather + self.logits + self.working
-
-
-def memory_of(job: Job, trainer: TrainerName, keep: Keep) -> Memory:
+def memory_of(job: Job, trainer: TrainerName, keep: Keep | Levels) -> Memory:
     """One rank's memory.
 
     Args:
         job: what is planned.
         trainer: whose way of computing.
-        keep: what layers keep; the miles trainer keeps inputs whatever this says, the CPU trainer everything.
+        keep: what layers keep, all alike or each; the miles trainer keeps inputs whatever this says, the CPU trainer
+            everything.
     """
-    if trainer == "miles":
-        kept = activations.kept_bytes(job, "input")
-    elif job.gpu is None:
-        kept = autograd.kept_bytes(job)
+    if isinstance(keep, tuple):
+        fullest = fullest_of(job, keep)
+        kept, peak = fullest.kept, fullest.moment
     else:
-        kept = activations.kept_bytes(job, keep)
-    peak = max(moments_of(job, trainer, keep), key=lambda moment: moment.total)
+        kept = _kept_by_all(job, trainer, keep)
+        peak = max(moments_of(job, trainer, keep), key=lambda moment: moment.total)
     held = job.slots * adapter_parameters_on_a_rank(job)
     copies = 0 if job.gpu is None else job.dtype_bytes
     return Memory(
@@ -92,19 +79,37 @@ def memory_of(job: Job, trainer: TrainerName, keep: Keep) -> Memory:
     )
 
 
-def moments_of(job: Job, trainer: TrainerName, keep: Keep) -> list[Moment]:
-    """The moments that can be the peak: the loss, and the backward of each kind of block of the last layer.
+def held_bytes(job: Job) -> float:
+    """What a rank holds throughout: weights, and all slots with their optimizers."""
+    memory = memory_of(job, "lilo", "input")
+    return memory.weights + memory.adapters + memory.optimizer + memory.gradients
 
-    The fullest is while all layers still keep what they keep, so no other layer needs to be looked at.
+
+def _kept_by_all(job: Job, trainer: TrainerName, keep: Keep) -> float:
+    if trainer == "miles":
+        return activations.kept_bytes(job, "input")
+    return autograd.kept_bytes(job) if job.gpu is None else activations.kept_bytes(job, keep)
+
+
+def moments_of(job: Job, trainer: TrainerName, keep: Keep | Levels) -> list[Moment]:
+    """The moments that can be the peak: the loss, and the backward of each kind of block.
+
+    Where all layers keep alike, the fullest is while all of them still do, so no other layer needs to be looked at.
     """
     if trainer == "miles":
         return _miles_moments(job)
-    return _cpu_moments(job) if job.gpu is None else _gpu_moments(job, keep)
+    if job.gpu is None:
+        return _cpu_moments(job)
+    if isinstance(keep, tuple):
+        return moments_by_name(job, keep)
+    return _gpu_moments(job, keep)
 
 
 def limit_bytes(job: Job) -> float | None:
     """What may be allocated on one rank's device; None on CPU, where it is not known."""
-    return None if job.gpu is None else job.gpu.memory_bytes * USABLE_SHARE - CONTEXT_BYTES
+    if job.gpu is None:
+        return None
+    return job.gpu.memory_bytes * USABLE_SHARE - CONTEXT_BYTES - job.reserved_bytes
 
 
 def _weights(job: Job) -> float:
@@ -116,22 +121,9 @@ def _weights(job: Job) -> float:
 
 
 def _gpu_moments(job: Job, keep: Keep) -> list[Moment]:
-    moments = [
-        Moment(
-            name="loss",
-            logits=activations.chunk_logits_bytes(job),
-            working=activations.head_bytes(job),
-        ),
-        Moment(name="mlp backward", working=activations.mlp_backward_bytes(job, keep)),
-        Moment(
-            name="attention backward",
-            kv_gather=activations.gathered_kv_bytes(job),
-            working=activations.softmax_backward_bytes(job, keep),
-        ),
-    ]
+    moments = [loss_moment(job), *layer_moments(job, "softmax", keep)]
     if job.architecture.linear is not None:
-        working = activations.linear_backward_bytes(job, keep)
-        moments.append(Moment(name="delta net backward", working=working))
+        moments.append(layer_moments(job, "linear", keep)[1])
     return moments
 
 

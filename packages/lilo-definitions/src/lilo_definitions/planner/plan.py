@@ -8,10 +8,19 @@ from dataclasses import asdict, dataclass
 from lilo_definitions.planner.adapters import adapter_parameters
 from lilo_definitions.planner.flops import Flops, flops_of
 from lilo_definitions.planner.job import Job, TrainerName
-from lilo_definitions.planner.memory import Memory, Moment, limit_bytes, memory_of, moments_of
-from lilo_definitions.planner.speed import Rates, Step, rates_of, step_of
+from lilo_definitions.planner.levels import choose_levels, counted
+from lilo_definitions.planner.memory import (
+    Memory,
+    held_bytes,
+    limit_bytes,
+    memory_of,
+    moments_of,
+)
+from lilo_definitions.planner.moments import Moment
+from lilo_definitions.planner.rates import Rates, rates_of
+from lilo_definitions.planner.speed import Step, step_of
 from lilo_definitions.planner.traffic import Traffic, traffic_of
-from lilo_definitions.trainer import KEEPS, Keep
+from lilo_definitions.trainer import KEEPS, Keep, KeepActivations, Levels
 
 _GB = 1e9
 
@@ -22,8 +31,10 @@ class Plan:
 
     job: Job
     trainer: TrainerName
-    keep: Keep
+    keep: KeepActivations
     """What layers keep in this plan."""
+    levels: Levels
+    """The same of each layer."""
     memory: Memory
     """Of each rank."""
     moments: tuple[Moment, ...]
@@ -78,6 +89,7 @@ class Plan:
                 "dp": job.dp,
             },
             "keep_activations": self.keep,
+            "layers_by_keep": counted(self.levels),
             "memory_gb": {k: round(v / _GB, 4) for k, v in self.memory.parts().items()},
             "moments_gb": {
                 moment.name: {
@@ -118,22 +130,33 @@ def make_plan(
         usd_per_gpu_hour: instead of the list price.
     """
     ways = ways_of(job, trainer)
-    keep = job.keep if job.keep in ways else ways[0]
+    keep: KeepActivations = job.keep if job.keep in (*ways, "auto") else ways[0]
+    layers = job.architecture.layers
+    if keep == "auto" and len(ways) == 1:
+        keep = ways[0]
+    how = levels_of(job) if keep == "auto" else keep
     return Plan(
         job=job,
         trainer=trainer,
         keep=keep,
-        memory=memory_of(job, trainer, keep),
-        moments=tuple(moments_of(job, trainer, keep)),
+        levels=how if isinstance(how, tuple) else (how,) * layers,
+        memory=memory_of(job, trainer, how),
+        moments=tuple(moments_of(job, trainer, how)),
         limit_bytes=limit_bytes(job),
         peaks={way: memory_of(job, trainer, way).peak for way in ways},
         adapter_parameters=adapter_parameters(job),
-        flops=flops_of(job, keep),
+        flops=flops_of(job, how),
         rates=rates_of(job, trainer),
-        traffic=traffic_of(job, keep),
-        step=step_of(job, trainer, keep, rows=rows, usd_per_gpu_hour=usd_per_gpu_hour),
+        traffic=traffic_of(job, how),
+        step=step_of(job, trainer, how, rows=rows, usd_per_gpu_hour=usd_per_gpu_hour),
         notes=tuple(_notes(job, trainer)),
     )
+
+
+def levels_of(job: Job) -> Levels:
+    """What `auto` gives each layer of this job, whatever the job says."""
+    limit = limit_bytes(job)
+    return choose_levels(job, None if limit is None else limit - held_bytes(job))
 
 
 def ways_of(job: Job, trainer: TrainerName) -> tuple[Keep, ...]:

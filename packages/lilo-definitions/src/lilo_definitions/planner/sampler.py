@@ -6,7 +6,7 @@ free, the sampler takes no more. Not the memory of an external engine's replicas
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lilo_definitions.architecture import Architecture
 from lilo_definitions.definition import Definition
@@ -76,6 +76,18 @@ def sampler_memory(definition: Definition, *, device_bytes: float) -> SamplerMem
     return SamplerMemory(
         weights=weights, adapters=adapters, cache=cache, row_bytes=row, token_bytes=token
     )
+
+
+def beside_sampler(job: Job, definition: Definition) -> Job:
+    """The job with the sampler's share of its GPU reserved.
+
+    Raises:
+        InvalidSource: see `sampler_memory`.
+    """
+    if job.gpu is None:
+        return job
+    sampler = sampler_memory(definition, device_bytes=job.gpu.memory_bytes)
+    return job if sampler is None else replace(job, reserved_bytes=sampler.total)
 
 
 def _token_bytes(job: Job) -> int:

@@ -83,6 +83,8 @@ def _distance(job: Job, plan: Plan) -> float:
     other = plan.job
     degrees = ((job.tp, other.tp), (job.cp, other.cp), (job.dp, other.dp))
     doublings = sum(abs(math.log2(a / b)) for a, b in degrees)
+    if job.keep == "auto" or plan.keep == "auto":
+        return doublings
     return doublings + abs(KEEPS.index(job.keep) - KEEPS.index(plan.keep))
 
 

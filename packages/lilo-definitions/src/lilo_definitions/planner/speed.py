@@ -1,72 +1,24 @@
 """Seconds and dollars of a step, from operations and stated rates.
 
-The rates are measurements on H200, not peaks: what a layer's products reach with norms, adapters and elementwise work
-included. Another GPU's are scaled by its data sheet. Communication is counted as if none of it were hidden, at what
-collectives of these sizes reach; the miles rate contains its own.
+Communication is counted as if none of it were hidden, at what collectives of these sizes reach; the miles rate contains
+its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from lilo_definitions.gpus import BF16_FLOPS_PER_S
 from lilo_definitions.planner.flops import flops_of
 from lilo_definitions.planner.job import Job, TrainerName
+from lilo_definitions.planner.rates import rates_of
 from lilo_definitions.planner.traffic import traffic_of
-from lilo_definitions.trainer import Keep
+from lilo_definitions.trainer import Keep, Levels
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
-    """Operations a second of one GPU, by kind of work."""
-
-    layers: float
-    head: float
-    scores_forward: float
-    scores_backward: float
-    delta: float
-
-
-_LAYERS, _HEAD = 510e12, 645e12
-_DELTA = 40e12
-"""Not measured: 0.015 s of a 27B layer's 32k tokens a rank at TP2, an estimate."""
-_ATTENTION: Mapping[int, tuple[float, float]] = MappingProxyType(
-    {128: (612e12, 612e12), 256: (690e12, 370e12)}
-)
-"""Forward and backward by head size; the backward at 256 is bound by registers in every kernel there is."""
-_MILES = 340e12
-"""Of all work with full recompute: 17.4 s a pass of 250,400 tokens over 16 H200 in the published run."""
 NVLINK_BYTES_PER_S = 150e9
 """Of one GPU in collectives of some 16 MiB inside a node, measured; 243e9 at 256 MiB."""
 NETWORK_BYTES_PER_S = 45e9
 """Of one GPU between nodes, with a 400 Gbit/s adapter each; a data sheet's figure."""
-_CPU = 80e9
-"""One thread, float32, adapters counted: 64, 89 and 98 measured with 0.8M, 11M and 59M parameters on one server core;
-differs by machine."""
-
-
-def rates_of(job: Job, trainer: TrainerName) -> Rates:
-    """The rates of one rank of this job."""
-    if job.gpu is None:
-        return Rates(layers=_CPU, head=_CPU, scores_forward=_CPU, scores_backward=_CPU, delta=_CPU)
-    if trainer == "miles":
-        return _scaled(_MILES, _MILES, _MILES, _MILES, _MILES, speed=job.gpu.speed)
-    forward, backward = _ATTENTION[128 if job.architecture.head_dim <= 128 else 256]
-    return _scaled(_LAYERS, _HEAD, forward, backward, _DELTA, speed=job.gpu.speed)
-
-
-def _scaled(
-    layers: float, head: float, forward: float, backward: float, delta: float, *, speed: float
-) -> Rates:
-    return Rates(
-        layers=layers * speed,
-        head=head * speed,
-        scores_forward=forward * speed,
-        scores_backward=backward * speed,
-        delta=delta * speed,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +38,7 @@ class Step:
 def step_of(
     job: Job,
     trainer: TrainerName,
-    keep: Keep,
+    keep: Keep | Levels,
     *,
     rows: int | None = None,
     usd_per_gpu_hour: float | None = None,
@@ -120,7 +72,7 @@ def step_of(
     )
 
 
-def seconds_per_row(job: Job, trainer: TrainerName, keep: Keep) -> float:
+def seconds_per_row(job: Job, trainer: TrainerName, keep: Keep | Levels) -> float:
     """Time of one row of the job's context on the tp x cp ranks that share it."""
     flops, rates = flops_of(job, keep), rates_of(job, trainer)
     per_token = (
@@ -139,7 +91,7 @@ def seconds_per_row(job: Job, trainer: TrainerName, keep: Keep) -> float:
     return seconds
 
 
-def _seconds_of_traffic(job: Job, keep: Keep) -> float:
+def _seconds_of_traffic(job: Job, keep: Keep | Levels) -> float:
     traffic = traffic_of(job, keep)
     inside = job.tp * job.cp * job.nodes <= job.world_size  # a row's ranks share a node
     between = NVLINK_BYTES_PER_S if inside else NETWORK_BYTES_PER_S

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lilo_definitions.planner.job import Job
-from lilo_definitions.trainer import Keep
+from lilo_definitions.trainer import Keep, Levels
 
 _FP32 = 4
 
@@ -22,15 +22,17 @@ class Traffic:
     """States of the delta nets passed on as affine maps, independent of length; over the context-parallel ranks."""
 
 
-def traffic_of(job: Job, keep: Keep) -> Traffic:
+def traffic_of(job: Job, keep: Keep | Levels) -> Traffic:
     """What one rank receives for one row of the job's context."""
     model, e = job.architecture, job.dtype_bytes
     share = job.context / job.cp
-    again = keep == "input"
-    streams = model.layers * share * model.hidden * e * (job.tp - 1) / job.tp
+    levels = keep if isinstance(keep, tuple) else (keep,) * model.layers
+    again = levels.count("input")
+    softmax_again = list(zip(model.kinds, levels, strict=True)).count(("softmax", "input"))
+    stream = share * model.hidden * e * (job.tp - 1) / job.tp
     others = (job.cp - 1) / job.cp
     kv_width = 2 * model.kv_width / job.kv_shards
-    passes = e * (3 if again else 2) + _FP32
+    passes = model.softmax_layers * (2 * e + _FP32) + softmax_again * e
     delta = 0.0
     if model.linear is not None:
         line = model.linear
@@ -38,7 +40,7 @@ def traffic_of(job: Job, keep: Keep) -> Traffic:
         delta = model.linear_layers * 3 * others * 2 * job.cp * state
     return Traffic(
         # A gather and a scatter around each of two blocks, forward and backward; the gathers again where recomputed.
-        tp=streams * (10 if again else 8),
-        kv=model.softmax_layers * job.context * others * kv_width * passes,
+        tp=stream * (8 * model.layers + 2 * again),
+        kv=job.context * others * kv_width * passes,
         delta=delta,
     )

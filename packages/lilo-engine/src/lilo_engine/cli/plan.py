@@ -20,13 +20,14 @@ from lilo_definitions.planner import (
     Job,
     Plan,
     TrainerName,
+    beside_sampler,
     make_plan,
     nearest_fit,
     ranked_layouts,
     ways_of,
 )
 from lilo_definitions.planner.chart import svg
-from lilo_definitions.trainer import Keep
+from lilo_definitions.trainer import KeepActivations
 
 from lilo_engine.cli.problems import Problem, problems_in_one_line
 
@@ -60,7 +61,7 @@ def plan(
     tp: Annotated[int | None, typer.Option(help="Tensor-parallel ranks.", min=1)] = None,
     cp: Annotated[int | None, typer.Option(help="Context-parallel ranks.", min=1)] = None,
     keep: Annotated[
-        str | None, typer.Option(help="Kept activations: input, attention, qkv, all.")
+        str | None, typer.Option(help="Kept activations: input, attention, qkv, all, auto.")
     ] = None,
     slots: Annotated[int | None, typer.Option(help="Resident adapters.", min=1)] = None,
     lora_rank: Annotated[int | None, typer.Option(help="Rank of the adapters.", min=1)] = None,
@@ -117,7 +118,7 @@ class _Changes:
         rank: int | None,
     ) -> None:
         self._gpu = _one_of("--gpu", gpu, tuple(GPUS))
-        self._keep = _one_of("--keep", keep, get_args(Keep))
+        self._keep = _one_of("--keep", keep, get_args(KeepActivations))
         self._gpus, self._tp, self._cp, self._slots, self._rank = gpus, tp, cp, slots, rank
 
     def applied(self, job: Job, trainer: TrainerName) -> Job:
@@ -126,6 +127,8 @@ class _Changes:
             job = replace(job, gpu=GPUS[cast(GpuName, self._gpu)])
         if self._keep is not None:
             ways = ways_of(job, trainer)
+            if len(ways) > 1:
+                ways = (*ways, "auto")
             if self._keep not in ways:
                 who = "raw Miles" if trainer == "miles" else "the CPU trainer"
                 raise Problem(f"--keep is {self._keep!r}; {who} keeps {', '.join(ways)} only")
@@ -183,7 +186,7 @@ def _job(name: str, context: int | None) -> Job:
         raise Problem(
             f"--context is {context}; {definition.model.name} takes at most {definition.model.context} tokens"
         )
-    return Job.of(definition, context=context)
+    return beside_sampler(Job.of(definition, context=context), definition)
 
 
 def _job_of_model(name: str, config: ModelConfig, context: int | None) -> Job:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from lilo_definitions.planner import Job, Plan
 from lilo_definitions.planner.chart import PART_COLOURS, PART_WORDS
+from lilo_definitions.planner.levels import counted
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -117,6 +118,9 @@ def _ways(plan: Plan) -> Text:
         text.append(f"{way} {peak / _GB:.1f} GB", style)
         if limit is not None and peak > limit:
             text.append(" (does not fit)", "red")
+    if plan.keep == "auto":
+        layers = ", ".join(f"{count} {keep}" for keep, count in counted(plan.levels).items())
+        text.append(f"; auto: {layers}", "bold")
     return text
 
 

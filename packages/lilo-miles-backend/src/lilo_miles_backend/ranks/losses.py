@@ -57,7 +57,7 @@ def ppo(p: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
 
 def cispo(p: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
     """-sg(clip(r, low, high)) p A: MiniMax-M1, arXiv:2506.13585, equation 4: clips the weight, never the gradient."""
-    low, high = _bounds(inputs)
+    low, high = _bounds(p, inputs)
     return -_ratio(p, inputs).detach().clamp(low, high) * p * inputs.tensors["advantages"]
 
 
@@ -126,20 +126,20 @@ def _ratio(p: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
     return (p - inputs.tensors["logprobs"]).exp()
 
 
-def _bounds(inputs: LossInputs) -> tuple[torch.Tensor, torch.Tensor]:
-    low, high = (_bound(name, inputs) for name in CLIP_INPUTS)
+def _bounds(p: torch.Tensor, inputs: LossInputs) -> tuple[torch.Tensor, torch.Tensor]:
+    low, high = (_bound(name, p, inputs) for name in CLIP_INPUTS)
     return low, high
 
 
-def _bound(name: str, inputs: LossInputs) -> torch.Tensor:
+def _bound(name: str, p: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
     given = inputs.tensors.get(name)
     if given is None:
-        return torch.tensor(inputs.config[name], dtype=torch.float64)
+        return p.new_full((), inputs.config[name])  # filled on the device: nothing is copied there
     # NaN marks the rows of a microbatch whose datum left the input out.
     return given.masked_fill(given.isnan(), inputs.config[name])
 
 
 def _clipped_objective(ratio: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
-    low, high = _bounds(inputs)
+    low, high = _bounds(ratio, inputs)
     advantages = inputs.tensors["advantages"]
     return -torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages)
