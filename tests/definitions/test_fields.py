@@ -12,6 +12,7 @@ from pathlib import Path
 
 import lilo_definitions
 import pytest
+import torch
 from lilo_definitions import Definition, Part
 from lilo_engine import app as engine_app
 from lilo_engine.app import build_app
@@ -28,6 +29,7 @@ from lilo_engine.work import Work
 from lilo_miles_backend.config import BackendSettings
 from lilo_miles_backend.launchers.launch import launch
 from lilo_miles_backend.launchers.offered import check_offered
+from lilo_miles_backend.ranks.device import Device
 from pydantic import ValidationError
 
 from tests.miles_backend import reference as ref
@@ -95,7 +97,6 @@ READ_FROM_ENGINE = {
 
 REFUSED = {
     "model.family": {"model": {"family": "llama"}},
-    "topology.device": {"topology": {"device": "cuda", "gpus_per_node": 1}},
     "topology.gpu": {"topology": {"gpu": "H200"}},
     "topology.gpus_per_node": {"topology": {"gpus_per_node": 1}},
     "topology.rdma": {"topology": {"nodes": 2, "dp": 2, "rdma": True}},
@@ -114,6 +115,7 @@ ELSEWHERE = {
     "sampler.engine": "test_a_sampling_engine_that_is_not_installed_is_refused_by_name",
     "sampler.ephemeral_versions": "test_the_sweeper_gets_the_number_of_versions",
     "sampler.pool": "test_a_pool_needs_an_engine_that_has_one",
+    "topology.device": "test_a_rank_computes_on_the_device_that_is_asked_for_or_refuses",
     "topology.nodes": "test_several_nodes_need_a_cluster_to_be_named",
 }
 
@@ -199,6 +201,17 @@ def test_ranks_are_built_in_the_definitions_layout(tmp_path):
         field: value_of(layout, field) for field in READ_FROM_RANKS
     }
     assert found["rows of the head"] == TINY.model.vocab_size // 2
+
+
+def test_a_rank_computes_on_the_device_that_is_asked_for_or_refuses():
+    asked = {"threads": 1, "local_rank": 0, "num_devices": 1}
+    assert Device.of(TINY.topology, **asked).torch_device.type == "cpu"
+    on_gpu = TINY.derive(topology={"device": "cuda", "gpus_per_node": 1}).topology
+    if torch.cuda.is_available():
+        assert Device.of(on_gpu, **asked).torch_device.type == "cuda"
+    else:
+        with pytest.raises(InvalidRequest, match=r"topology\.device is cuda"):
+            Device.of(on_gpu, **asked)
 
 
 def test_several_nodes_need_a_cluster_to_be_named(tmp_path):
