@@ -40,14 +40,15 @@ def life(python: Path, url: str, key: str) -> dict[str, object]:
         RuntimeError: it ended with an error; the message has its last lines.
     """
     done = subprocess.run(
-        [str(python), str(SCRIPT), url, key],
+        [str(python), "-W", "ignore", str(SCRIPT), url, key],
         timeout=LIMIT_S,
         capture_output=True,
         text=True,
         env={**os.environ, "TINKER_TELEMETRY": "0"},
     )
     if done.returncode:
-        raise RuntimeError(" | ".join(done.stderr.splitlines()[-3:]))
+        last = " | ".join(done.stderr.splitlines()[-3:])
+        raise RuntimeError(f"exit code {done.returncode}: {last}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
