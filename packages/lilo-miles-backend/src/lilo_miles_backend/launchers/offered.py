@@ -9,7 +9,7 @@ from __future__ import annotations
 from lilo_definitions import Definition
 from lilo_engine.errors import InvalidRequest
 
-FAMILIES = ("qwen3",)
+FAMILIES = ("llama", "qwen3", "qwen3_5")
 """Families whose layers and weight map are built."""
 
 
