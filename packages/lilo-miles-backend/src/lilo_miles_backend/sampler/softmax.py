@@ -110,7 +110,8 @@ class SoftmaxMixer:
         out = functional.scaled_dot_product_attention(
             grouped, keys, values, attn_mask=places.mask_B1QS
         )
-        out = out.view(rows, heads, count, dim).transpose(1, 2)
+        # Which strides come back depends on the device.
+        out = out.reshape(rows, heads, count, dim).transpose(1, 2)
         if gate is not None:
             out = out * gate.sigmoid()
         return out.reshape(rows, count, heads * dim)
