@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from tests.miles_backend.random_families import write_model
 from tests.sampling.conftest import embedded_engine
-from tests.sampling.families import FAMILIES, definition_of, make_adapter, make_model
-from tests.sampling.test_embedded import expected_logprobs, random_prompt
+from tests.sampling.families import FAMILIES, make_adapter, make_model, random_text
+from tests.sampling.test_embedded import expected_logprobs
 from tests.sampling.words import all_tokens, floats, request, tokens
 
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore::UserWarning:transformers.*")]
@@ -25,7 +26,7 @@ async def small(request, tmp_path_factory):
     from peft import PeftModel
 
     family = request.param
-    folder = tmp_path_factory.mktemp(family)
+    folder = tmp_path_factory.mktemp("family")
     model = make_model(family, folder / "model")
     adapters = {
         name: make_adapter(model, family, folder / name, rank, rank)
@@ -35,7 +36,7 @@ async def small(request, tmp_path_factory):
         warnings.simplefilter("ignore")
         peft = PeftModel.from_pretrained(model, adapters["one"], adapter_name="one")
         peft.load_adapter(adapters["two"], adapter_name="two")
-    async with embedded_engine(definition_of(family, folder / "model"), folder) as engine:
+    async with embedded_engine(write_model(folder / "model", family), folder) as engine:
         for name, path in adapters.items():
             await engine.load(name, path)
         yield engine, peft.eval()
@@ -51,7 +52,7 @@ def expected(peft, ids, adapter):
 async def test_samples_of_several_adapters_in_one_batch_equal_transformers(small):
     sampler, peft = small
     names = [None, "one", "two", "one"]
-    prompts = [random_prompt(length, length) for length in (1, 3, 90, 41)]
+    prompts = [random_text(length, length) for length in (1, 3, 90, 41)]
     results = {}
 
     async def one(i):
@@ -86,7 +87,7 @@ async def test_a_prompt_in_pieces_and_rows_that_end_early_give_the_same_numbers(
     from lilo_miles_backend.sampler import prefill
 
     monkeypatch.setattr(prefill, "CHUNK_TOKENS", 77)
-    prompt = random_prompt(300, 5)
+    prompt = random_text(200, 5)
     answers = {}
 
     async def one(name, count):
@@ -111,7 +112,7 @@ async def test_an_adapter_of_another_family_is_refused_by_module(small, tmp_path
     sampler, _ = small
     name = "base_model.model.model.layers.0.self_attn.qkv_proj.lora_{}.weight"
     save_file(
-        {name.format("A"): torch.zeros(2, 64), name.format("B"): torch.zeros(8, 2)},
+        {name.format("A"): torch.zeros(2, 48), name.format("B"): torch.zeros(8, 2)},
         tmp_path / "adapter_model.safetensors",
     )
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 2, "lora_alpha": 2}')
