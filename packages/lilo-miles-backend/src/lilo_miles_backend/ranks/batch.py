@@ -20,6 +20,7 @@ from lilo_miles_backend.ranks.alignment import Alignment
 from lilo_miles_backend.ranks.answers import Answer, Answers
 from lilo_miles_backend.ranks.dtype import compute_dtype
 from lilo_miles_backend.ranks.forward_backward import Part, PassLimits, run_pass
+from lilo_miles_backend.ranks.levels import LayerLevels
 from lilo_miles_backend.ranks.losses import Objective
 from lilo_miles_backend.ranks.memory import DeviceMemory
 from lilo_miles_backend.ranks.microbatch import Layout
@@ -63,6 +64,8 @@ class BatchRunner:
         topology, limits = definition.topology, definition.limits
         cp, device = self._parallel.cp, model.device.torch_device
         work = Work.of(architecture_of(definition))
+        memory = DeviceMemory(device, compute_dtype(definition))
+        levels = LayerLevels(definition, memory, self._parallel.world)
         # Kernels of a GPU and its allocator are reused for streams of equal length; a CPU's have nothing to reuse.
         buckets = device.type != "cpu"
         self.limits = PassLimits(
@@ -74,12 +77,14 @@ class BatchRunner:
                 cp_size=cp.size,
                 bucket_tokens=limits.max_tokens_per_rank * cp.size if buckets else None,
             ),
+            levels=levels.of,
             cost=work.cost,
         )
         self._report = Report(
             device=device,
             parallel=self._parallel,
-            memory=DeviceMemory(device, compute_dtype(definition)),
+            memory=memory,
+            levels=levels,
             work=work,
             max_tokens=self.limits.max_tokens,
         )

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 import torch
+from lilo_definitions.trainer import Levels
 
 from lilo_miles_backend.ranks.adapter import Adapter
 from lilo_miles_backend.ranks.answers import Answers
@@ -39,6 +40,8 @@ class PassLimits:
     chunk_tokens: int
     """Tokens whose logits exist at once."""
     layout: Layout
+    levels: Callable[[int], Levels]
+    """What layers keep of a microbatch of so many tokens on this rank."""
     cost: RowCost = BY_TOKENS
     """By which rows are shared out over data-parallel ranks."""
 
@@ -60,6 +63,8 @@ class PassSize:
     microbatches: int
     padded_tokens: list[int]
     """Of each part, with all padding."""
+    longest_tokens: int = 0
+    """Of its microbatches, with all padding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +108,7 @@ def run_pass(
         _run_microbatch(
             model, objective, microbatch, spans, limits, answers, backward=not forward_only
         )
+        size.longest_tokens = max(size.longest_tokens, microbatch.tokens_T.size)
         for index in {owners[index] for index in chosen}:
             size.padded_tokens[index] += _padded(spans, parts[index], microbatch)
         moved()
@@ -155,6 +161,8 @@ def _run_microbatch(
     device = model.device.torch_device
     model.activate(*((span.part.adapter, span.model) for span in spans))
     with_grad = backward and any(span.part.adapter.trains_decoder for span in spans)
+    if with_grad:
+        model.keep(limits.levels(microbatch.tokens_T.size))
     tokens_1T = sent(microbatch.tokens_T, device)[None]
     hidden = model.hidden(tokens_1T, microbatch.stream, with_grad=with_grad)
     flat_TH = hidden.detach().flatten(0, -2)

@@ -90,6 +90,7 @@ class HeadPass:
             found[rows] = chunk.logprobs_Ck
             if keep and len(self._chunks) == 1:
                 self._only = chunk
+            del chunk  # before the next one's logits are made
         return found
 
     def backward(self, slope: Slope, grad_NH: torch.Tensor | None) -> torch.Tensor:
@@ -105,6 +106,7 @@ class HeadPass:
             found[rows] = chunk.logprobs_Ck
             out = None if grad_NH is None else grad_NH[rows]
             self._backward(rows, chunk, slope(rows, chunk.logprobs_Ck), out)
+            del chunk  # before the next one's logits are made
         return found
 
     def _empty(self) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""DeviceMemory: the most that a rank's device has held during a batch, and how fast the device could be."""
+"""DeviceMemory: the most that a rank's device has held during a batch, its size, and how fast it could compute."""
 
 from __future__ import annotations
 
@@ -15,10 +15,15 @@ class DeviceMemory:
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         """Watch a device that computes in `dtype`."""
         self._device = device
+        self.total_bytes: int | None = None
+        """All of it; None on CPU, whose memory is shared."""
         self.peak_flops_per_s: float | None = None
         """Of dense products in that type, by the device's data sheet; None: not known."""
-        if device.type == "cuda" and dtype == torch.bfloat16:
-            self.peak_flops_per_s = bf16_flops_per_s(torch.cuda.get_device_name(device))
+        if device.type == "cuda":
+            found = torch.cuda.get_device_properties(device)
+            self.total_bytes = found.total_memory
+            if dtype == torch.bfloat16:
+                self.peak_flops_per_s = bf16_flops_per_s(found.name)
 
     def begin(self) -> None:
         """Forget the peak so far."""

@@ -51,13 +51,15 @@ class BaseModel:
         self.parallel = parallel
         alignment = Alignment.of(definition.topology, sequence_parallel=False)
         self._running = Running()
+        kernels = kernels_of(device.torch_device)
+        self._kernels = kernels
         self._gpt = build(
             Building(
                 shape=self.shape,
                 dtype=compute_dtype(definition),
                 device=device.torch_device,
                 parallel=parallel,
-                kernels=kernels_of(device.torch_device),
+                kernels=kernels,
                 max_positions=definition.context + alignment.multiple,
             ),
             self._running,
@@ -65,8 +67,6 @@ class BaseModel:
         self._layers = layers_of(self._gpt)
         self.origin: Origin = load_weights(self._gpt, self.shape, folder, parallel.tp)
         """For writing the same files again."""
-        level: Keep = definition.trainer.keep_activations
-        self.keep([level for _ in self._layers])
         self._entries = vocabulary_rows(self.shape, parallel.tp)
         self.sites: tuple[LoraSite, ...] = lora_sites(self.shape, parallel.tp)
         for site in self.sites:
@@ -89,6 +89,7 @@ class BaseModel:
             factors=adapter.factors.get(HEAD_SITE),
             chunk_tokens=chunk_tokens,
             first_entry=self._entries.start,
+            kernels=self._kernels.logits,
             tp=self.parallel.tp,
         )
 

@@ -5,21 +5,26 @@ Measured on every rank and put together once per batch, after its answers have b
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from lilo_definitions.planner.levels import counted
 
 from lilo_miles_backend.ranks.clock import Clock, Point
 from lilo_miles_backend.ranks.collectives import stacked
 from lilo_miles_backend.ranks.forward_backward import Part, PassSize
+from lilo_miles_backend.ranks.levels import LayerLevels
 from lilo_miles_backend.ranks.memory import DeviceMemory
 from lilo_miles_backend.ranks.parallel import Parallel
 from lilo_miles_backend.ranks.pass_metrics import PassMetrics
 from lilo_miles_backend.ranks.rows import Array
 from lilo_miles_backend.ranks.transfer import fetched, sent
 from lilo_miles_backend.ranks.work import Work
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +57,7 @@ class Report:
         device: torch.device,
         parallel: Parallel,
         memory: DeviceMemory,
+        levels: LayerLevels,
         work: Work,
         max_tokens: int,
     ) -> None:
@@ -60,6 +66,7 @@ class Report:
         self._parallel = parallel
         self._clock = Clock(device)
         self._memory = memory
+        self._levels = levels
         self._work = work
         self._max_tokens = max_tokens
 
@@ -76,6 +83,7 @@ class Report:
     ) -> dict[int, Mapping[str, float]]:
         """By item; all ranks call this together, after the answers of the batch were read."""
         named: dict[int, Mapping[str, float]] = {}
+        self._log_peak(passes, forward_only=forward_only)
         for one, totals in zip(passes, self._over_ranks(passes), strict=True):
             lengths = [[row.length for row in part.rows] for part in one.parts]
             total = sum(map(sum, lengths))
@@ -94,6 +102,26 @@ class Report:
                     fill=total / (totals.microbatches * self._max_tokens),
                 ).named()
         return named
+
+    def _log_peak(self, passes: Sequence[RanPass], *, forward_only: bool) -> None:
+        """What this rank held at most, beside what was planned for its longest microbatch."""
+        longest = max((one.size.longest_tokens for one in passes), default=0)
+        planned = self._levels.planned_bytes(longest) if longest else None
+        if planned is None:
+            return
+        measured = self._memory.peak_bytes()
+        if forward_only:
+            _log.debug("forward of up to %d tokens at once: peak %.2f GB", longest, measured / 1e9)
+            return
+        layers = counted(self._levels.of(longest))
+        _log.info(
+            "pass of up to %d tokens at once: peak %.2f GB, planned %.2f GB (%+.1f %%); layers keep %s",
+            longest,
+            measured / 1e9,
+            planned / 1e9,
+            100 * (planned / measured - 1),
+            ", ".join(f"{keep}: {count}" for keep, count in layers.items()),
+        )
 
     def _over_ranks(self, passes: Sequence[RanPass]) -> Iterator[_Totals]:
         """Sums over the ranks that share rows, the most of all where it is not a share."""
