@@ -112,7 +112,7 @@ def check_packed(
     """Odd rows in one packed call, and the same rows cut over four ranks in two calls each."""
     tokens = setting.checked
     lengths = _odd(tokens)
-    kernels = replace(chosen, packed=packed, dense_from=tokens * tokens)
+    kernels = _with_rule(chosen, tokens * tokens, packed)
     name = f"{packed.name}, heads of {shape.size}"
     _check_composed(setting, shape, kernels, lengths, 1, f"{name}, {len(lengths)} rows", WHOLE)
     _check_composed(setting, shape, kernels, lengths, 4, f"{name}, cut over 4", MERGED)
@@ -127,11 +127,17 @@ def check_streams(setting: Setting, shape: Heads, chosen: AttentionKernels) -> N
         ("mixed rows", [tokens // 2, *_odd(tokens // 2)]),
     ):
         # Rows as long as the first are dense calls and the others packed ones, as far as there is a kernel for those.
-        kernels = replace(chosen, dense_from=lengths[0] // 4)
+        kernels = _with_rule(chosen, lengths[0] // 4, chosen.packed)
         for cp in (1, 2, 4):
             figure = f"{label}, heads of {shape.size}, " + (f"cut over {cp}" if cp > 1 else "whole")
             limits = WHOLE if cp == 1 else MERGED
             _check_composed(setting, shape, kernels, lengths, cp, figure, limits)
+
+
+def _with_rule(
+    chosen: AttentionKernels, dense_from: int, packed: PackedAttention | None
+) -> AttentionKernels:
+    return replace(chosen, packed=packed, dense_from=dense_from, dense_at_once_from=dense_from)
 
 
 def _odd(tokens: int) -> list[int]:

@@ -7,7 +7,7 @@ import multiprocessing as mp
 import tempfile
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import product
 from multiprocessing.connection import Connection
@@ -21,7 +21,13 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lilo_miles_backend.ranks.attention import Attention, PackedRows
-from lilo_miles_backend.ranks.attention_plan import DenseCall, dense_rows, plan_calls
+from lilo_miles_backend.ranks.attention_plan import (
+    REMEMBERED,
+    DenseCall,
+    DenseRule,
+    plan_calls,
+    stretches,
+)
 from lilo_miles_backend.ranks.collectives import Axis
 from lilo_miles_backend.ranks.kernels.attention_choice import (
     TOLERANCE,
@@ -56,6 +62,7 @@ PACKS = AttentionKernels(
     packed=PlainPackedAttention(),
     merge=merge_,
     dense_from=12,
+    dense_at_once_from=12,
     description="short rows in packed calls, as on a GPU",
 )
 KERNELS = {"dense": choose_attention(CPU, torch.float64, SIZE), "packed": PACKS}
@@ -290,7 +297,8 @@ def test_every_real_row_is_in_one_call_and_only_rows_of_one_length_share_a_dense
     here = [2 * share for share in shares]
     padded = [length * size for length in here]
     lengths = [length if index % 4 else 0 for index, length in enumerate(padded)]
-    calls = plan_calls(lengths, padded, cp_rank=0, cp_size=size, dense_from=dense_from, device=CPU)
+    rule = DenseRule(replace(PACKS, dense_from=dense_from, dense_at_once_from=dense_from))
+    calls = plan_calls(lengths, padded, cp_rank=0, cp_size=size, is_dense=rule, device=CPU)
     starts = np.concatenate(([0], np.cumsum(here)))
     covered = [token for call in calls for token in range(call.tokens.start, call.tokens.stop)]
     wanted = [
@@ -311,10 +319,20 @@ def test_every_real_row_is_in_one_call_and_only_rows_of_one_length_share_a_dense
 
 
 def test_long_rows_are_dense_calls_and_a_run_of_short_ones_is_one_packed_call() -> None:
-    stretches = dense_rows([32768, 4096, 4096, 1000, 700, 700, 3], 2048)
-    assert stretches == [(1, True), (2, True), (4, False)]
-    assert dense_rows([1024] * 16, 2048) == [(16, True)]
-    assert dense_rows([9, 9, 3], None) == [(2, True), (1, True)]
+    rule = DenseRule(replace(PACKS, dense_from=2048, dense_at_once_from=2048))
+    found = stretches([32768, 4096, 4096, 1000, 700, 700, 3], rule)
+    assert found == [(1, True), (2, True), (4, False)]
+    assert stretches([1024] * 16, rule) == [(16, True)]
+    assert stretches([9, 9, 3], DenseRule(KERNELS["dense"])) == [(2, True), (1, True)]
+
+
+def test_a_shape_that_is_dear_to_prepare_for_is_a_dense_call_only_once_it_comes_again() -> None:
+    rule = DenseRule(replace(PACKS, dense_from=2048, dense_at_once_from=16384))
+    assert stretches([16384, 5000, 4096, 4096], rule) == [(1, True), (3, False)]
+    assert stretches([16384, 5001, 4096, 4096], rule) == [(1, True), (1, False), (2, True)]
+    for length in range(6000, 6000 + REMEMBERED):
+        assert stretches([length], rule) == [(1, False)]
+    assert stretches([4096, 4096], rule) == [(2, False)]
 
 
 @pytest.mark.parametrize("kernel", [FlashAttention(), CudnnAttention()])

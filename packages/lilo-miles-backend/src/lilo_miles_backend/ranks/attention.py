@@ -29,7 +29,7 @@ from dataclasses import dataclass
 import torch
 
 from lilo_miles_backend.ranks.attention_calls import Calls, Inputs, Returned
-from lilo_miles_backend.ranks.attention_plan import DenseCall, PackedCall, plan_calls
+from lilo_miles_backend.ranks.attention_plan import DenseCall, DenseRule, PackedCall, plan_calls
 from lilo_miles_backend.ranks.collectives import ALONE, Axis, Pending, stacking, summing_parts
 from lilo_miles_backend.ranks.kernels.attention_kernel import (
     Attended,
@@ -82,7 +82,7 @@ class Attention:
             kernels: of this rank's device.
             cp: the ranks that have the other chunks of every row.
         """
-        self._dense_from = None if kernels.packed is None else kernels.dense_from
+        self._is_dense = DenseRule(kernels)
         self._cp = cp
         self._calls = Calls(kernels, cp)
         self._last: tuple[PackedRows, Sequence[DenseCall], Sequence[PackedCall]] | None = None
@@ -186,7 +186,7 @@ class Attention:
                 rows.padded,
                 cp_rank=self._cp.rank,
                 cp_size=self._cp.size,
-                dense_from=self._dense_from,
+                is_dense=self._is_dense,
                 device=rows.positions.device,
             )
             dense = [call for call in calls if isinstance(call, DenseCall)]

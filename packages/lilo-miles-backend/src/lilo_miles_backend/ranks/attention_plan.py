@@ -13,16 +13,20 @@ Shapes: T tokens of this rank, cp ranks along a row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
 import torch
 
-from lilo_miles_backend.ranks.kernels.attention_kernel import PackedBounds
+from lilo_miles_backend.ranks.kernels.attention_kernel import AttentionKernels, PackedBounds
 from lilo_miles_backend.ranks.rows import Array
 from lilo_miles_backend.ranks.transfer import sent
+
+REMEMBERED = 64
+"""Shapes that `DenseRule` knows again: many more than a microbatch has, far fewer than there are lengths."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,22 +61,44 @@ class PackedCall:
     """One, or two where ranks cut rows."""
 
 
-def dense_rows(lengths: Sequence[int], dense_from: int | None) -> list[tuple[int, bool]]:
+class DenseRule:
+    """Which rows become a dense call. Remembers the shapes it was asked about last; see `AttentionKernels`."""
+
+    def __init__(self, kernels: AttentionKernels) -> None:
+        self._always = kernels.packed is None
+        self._least, self._at_once = kernels.dense_from, kernels.dense_at_once_from
+        self._seen: deque[tuple[int, int]] = deque(maxlen=REMEMBERED)
+
+    def __call__(self, rows: int, length: int) -> bool:
+        """Whether so many rows of this length here, which are neighbours, are a dense call."""
+        work = rows * length**2
+        if self._always or work >= self._at_once**2:
+            return True
+        if work < self._least**2:
+            return False
+        is_known = (rows, length) in self._seen
+        self._seen.append((rows, length))
+        return is_known
+
+
+def stretches(
+    lengths: Sequence[int], is_dense: Callable[[int, int], bool]
+) -> list[tuple[int, bool]]:
     """Cut rows into stretches: how many rows each has, and whether it is a dense call or a packed one.
 
     Args:
         lengths: of each row on this rank.
-        dense_from: see `AttentionKernels`; None: there are only dense calls.
+        is_dense: as `DenseRule`.
     """
-    stretches: list[tuple[int, bool]] = []
+    found: list[tuple[int, bool]] = []
     for length, group in groupby(lengths):
         rows = sum(1 for _ in group)
-        is_dense = dense_from is None or rows * length**2 >= dense_from**2
-        if stretches and not is_dense and not stretches[-1][1]:
-            stretches[-1] = (stretches[-1][0] + rows, False)
+        dense = is_dense(rows, length)
+        if found and not dense and not found[-1][1]:
+            found[-1] = (found[-1][0] + rows, False)
         else:
-            stretches.append((rows, is_dense))
-    return stretches
+            found.append((rows, dense))
+    return found
 
 
 def plan_calls(
@@ -81,7 +107,7 @@ def plan_calls(
     *,
     cp_rank: int,
     cp_size: int,
-    dense_from: int | None,
+    is_dense: Callable[[int, int], bool],
     device: torch.device,
 ) -> tuple[DenseCall | PackedCall, ...]:
     """Choose the calls of a stream.
@@ -91,7 +117,7 @@ def plan_calls(
         padded: its tokens with padding, over all ranks.
         cp_rank: this rank.
         cp_size: ranks that cut the rows.
-        dense_from: see `dense_rows`.
+        is_dense: see `stretches`.
         device: for the indices.
     """
     here = [size // cp_size for size in padded]
@@ -102,10 +128,10 @@ def plan_calls(
     for is_real, group in groupby(lengths, bool):
         count = sum(1 for _ in group)
         if is_real:
-            for rows, is_dense in dense_rows(here[first : first + count], dense_from):
+            for rows, dense in stretches(here[first : first + count], is_dense):
                 ends = starts[first : first + rows + 1]
                 tokens = slice(ends[0], ends[-1])
-                if is_dense:
+                if dense:
                     calls.append(DenseCall(tokens=tokens, rows=rows, length=here[first]))
                 else:
                     parts = _parts(ends, total, cp_rank, cp_size, device)

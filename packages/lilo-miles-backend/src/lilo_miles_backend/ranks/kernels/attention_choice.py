@@ -37,7 +37,10 @@ TOLERANCE = 0.02
 or gradient makes 0.1 and more."""
 DENSE_FROM = 2048
 """Where a dense call of cuDNN overtakes the packed kernel of FA2: below, launching takes longer than attending."""
-DENSE_FROM_FA4 = 4096
+CUDNN_AT_ONCE_FROM = 16384
+"""cuDNN plans for 0.1-0.15 s when it meets a shape. A row of this length wins that back in one pass of eight layers; one of
+4,096 only in 25, and rows of all lengths must not stop the trainer for a plan each."""
+FA4_FROM = 4096
 """FA4's packed kernel is as fast as its dense one, which is worth a call of its own only where keys are exchanged."""
 
 Kernel = TypeVar("Kernel", DenseAttention, PackedAttention)
@@ -85,7 +88,12 @@ def choose_attention(device: torch.device, dtype: torch.dtype, head_dim: int) ->
     if device.type != "cuda":  # the meta device too, on which a model is only counted
         cpu = CpuAttention()
         return AttentionKernels(
-            dense=cpu, packed=None, merge=merge_, dense_from=0, description=cpu.name
+            dense=cpu,
+            packed=None,
+            merge=merge_,
+            dense_from=0,
+            dense_at_once_from=0,
+            description=cpu.name,
         )
     if dtype not in (torch.bfloat16, torch.float16):
         return AttentionKernels(
@@ -93,6 +101,7 @@ def choose_attention(device: torch.device, dtype: torch.dtype, head_dim: int) ->
             packed=None,
             merge=merge_,
             dense_from=0,
+            dense_at_once_from=0,
             description=f"plain formulas, whose memory grows with the square of a row: no kernel takes {dtype}",
         )
     return _fast(device, dtype, head_dim)
@@ -115,11 +124,14 @@ def _fast(device: torch.device, dtype: torch.dtype, head_dim: int) -> AttentionK
             "install a torch whose CUDA build knows this card, or set the definition's dtype to float32"
         )
     names = dense.name if packed is None else f"{dense.name}, {packed.name}"
+    is_planning = isinstance(dense, CudnnAttention)
+    dense_from = FA4_FROM if isinstance(packed, Fa4PackedAttention) else DENSE_FROM
     kernels = AttentionKernels(
         dense=dense,
         packed=packed,
         merge=_gpu_merge(),
-        dense_from=DENSE_FROM_FA4 if isinstance(packed, Fa4PackedAttention) else DENSE_FROM,
+        dense_from=dense_from,
+        dense_at_once_from=CUDNN_AT_ONCE_FROM if is_planning else dense_from,
         description="; ".join((names, *choice.notes)),
     )
     logger.info("attention: %s for heads of %s in %s", kernels.description, head_dim, dtype)

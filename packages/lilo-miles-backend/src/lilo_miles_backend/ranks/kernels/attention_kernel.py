@@ -130,7 +130,10 @@ class AttentionKernels:
     """None: every row is a dense call, with neighbours of its length."""
     merge: Merge
     dense_from: int
-    """Rows of one length are a dense call where rows * length^2 is at least the square of this; shorter ones share a
+    """Rows of one length may be a dense call where rows * length^2 is at least the square of this; shorter ones share a
     packed call with their neighbours."""
+    dense_at_once_from: int
+    """Likewise: where they are one at first sight. In between they are one where so many rows of that length came together
+    lately, since a kernel may prepare for each shape that it meets."""
     description: str
     """For the log: which kernels, and what was put aside and why."""
