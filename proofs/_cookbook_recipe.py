@@ -13,6 +13,7 @@ from typing import Any
 import datasets
 import pyarrow as pa
 from lilo_definitions import get, resolve_source
+from tinker import ModelInput
 from tinker_cookbook import model_info, renderers, tokenizer_utils
 from tinker_cookbook.renderers.role_colon import RoleColonRenderer
 from transformers import AutoTokenizer
@@ -21,7 +22,15 @@ ROWS = 64
 
 
 class Boxed(RoleColonRenderer):
-    """Reads any sample as an answer, 0 or 1 by the parity of its tokens, so that a tiny model is rewarded at times."""
+    """Asks for the sum alone, and reads any sample as an answer, 0 or 1 by the parity of its tokens.
+
+    A tiny model goes on with a sum in several ways, and so is rewarded at times; with a whole prompt it says nothing.
+    """
+
+    def build_generation_prompt(self, messages: list[Any], *_: object, **__: object) -> Any:
+        """What is left of the last message up to its equals sign."""
+        question = messages[-1]["content"].partition("=")
+        return ModelInput.from_ints(self.tokenizer.encode("".join(question[:2])))
 
     def parse_response(self, response: list[int]) -> Any:
         """The sampled tokens as a message."""
@@ -44,7 +53,7 @@ def conversations() -> list[dict[str, Any]]:
 
 def problems() -> list[dict[str, str]]:
     """Questions with the answer where the recipe looks for it."""
-    return [{"question": f"Is {n} odd?", "answer": f"#### {n % 2}"} for n in range(ROWS)]
+    return [{"question": f"{n}+{n}=", "answer": f"#### {n % 2}"} for n in range(ROWS)]
 
 
 def load_dataset(path: str, *_: object, **__: object) -> datasets.DatasetDict:
