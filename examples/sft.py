@@ -152,9 +152,10 @@ def write_something(client: tinker.TrainingClient, prompt: list[int], max_tokens
     return str(client.get_tokenizer().decode(answer.sequences[0].tokens))
 
 
-def base_model(service: tinker.ServiceClient, wanted: str | None) -> str:
-    """What was asked for, or what the server offers."""
-    return wanted or service.get_server_capabilities().supported_models[0].model_name or "tiny"
+def offered_model(base_url: str | None, api_key: str | None) -> str:
+    """The first model that the server offers."""
+    server = tinker.RestClient(base_url=base_url, api_key=api_key)
+    return server.get_server_capabilities().result().supported_models[0].model_name or "tiny"
 
 
 def prompts(texts: list[str] | None, tokenizer: Any, first: Example) -> list[list[int]]:  # noqa: ANN401
@@ -187,7 +188,7 @@ def main() -> None:
 
     with tinker.ServiceClient(base_url=arguments.base_url, api_key=arguments.api_key) as service:
         client = service.create_lora_training_client(
-            base_model(service, arguments.base_model),
+            arguments.base_model or offered_model(arguments.base_url, arguments.api_key),
             rank=arguments.lora_rank,
             seed=arguments.seed,
         ).result()
