@@ -63,6 +63,13 @@ def test_b39_a_limit_that_a_group_did_not_take_over_is_a_difference() -> None:
         check_agreement([here, replace(here, rank=1, group_limits_s={"tp": 1800.0})], INFO.facts)
 
 
+def test_ranks_whose_cards_attend_with_other_kernels_are_refused_by_both_names() -> None:
+    here = replace(INFO, attention="cuDNN, FA2 packed")
+    with pytest.raises(BackendLost, match="attention") as caught:
+        check_agreement([here, replace(here, rank=1, attention="FA2, FA2 packed")], INFO.facts)
+    assert all(name in str(caught.value) for name in ("cuDNN, FA2 packed", "FA2, FA2 packed"))
+
+
 def test_all_ranks_refuse_or_none() -> None:
     refused = InvalidRequest("no gradients")
     with pytest.raises(InvalidRequest):

@@ -45,6 +45,7 @@ def test_it_describes_what_the_definition_says(tiny_backend: MilesBackend) -> No
         "gspo",
     }
     assert info.device.startswith("cpu")
+    assert tiny_backend.ranks.info()[0].attention == "aten flash for CPU"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

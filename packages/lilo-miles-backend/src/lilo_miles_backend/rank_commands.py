@@ -115,5 +115,7 @@ class RankInfo:
     """Identity of its machine, as `RankPlace` has it."""
     group_limits_s: Mapping[str, float] = field(default_factory=dict[str, float])
     """Time limit of each of its process groups, by the group's name, read back from the group."""
+    attention: str = ""
+    """The kernels that attend, as the check at start left them; empty where no layer does."""
     facts: Mapping[str, str] = field(default_factory=dict[str, str])
     """What must be equal on all ranks: versions, volume, settings. Filled in by the process that holds the rank."""

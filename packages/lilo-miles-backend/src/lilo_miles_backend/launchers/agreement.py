@@ -37,7 +37,7 @@ def check_agreement(infos: Sequence[RankInfo], driver: Mapping[str, str]) -> Non
 def facts_of(info: RankInfo) -> dict[str, str]:
     """All that must be equal, by name, as text."""
     facts = dict(info.facts)
-    facts["device"] = info.device
+    facts["device"], facts["attention"] = info.device, info.attention
     facts.update(
         {f"limit of group {name}": f"{limit:g} s" for name, limit in info.group_limits_s.items()}
     )

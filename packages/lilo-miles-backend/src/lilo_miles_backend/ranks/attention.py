@@ -82,6 +82,8 @@ class Attention:
             kernels: of this rank's device.
             cp: the ranks that have the other chunks of every row.
         """
+        self.kernels = kernels.names
+        """What attends, for people."""
         self._is_dense = DenseRule(kernels)
         self._cp = cp
         self._calls = Calls(kernels, cp)

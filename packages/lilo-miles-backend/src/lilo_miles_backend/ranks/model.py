@@ -26,6 +26,7 @@ from lilo_miles_backend.ranks.device import Device
 from lilo_miles_backend.ranks.dtype import compute_dtype
 from lilo_miles_backend.ranks.kernels.choose import kernels_of
 from lilo_miles_backend.ranks.layers.layer import Active, Layer, Running
+from lilo_miles_backend.ranks.layers.softmax import SoftmaxMixer
 from lilo_miles_backend.ranks.logprobs import Head
 from lilo_miles_backend.ranks.lora import Segment
 from lilo_miles_backend.ranks.parallel import Parallel
@@ -73,6 +74,12 @@ class BaseModel:
             if site.path is not None:
                 layer, _, name = site.path.rpartition(".")
                 cast(Layer, self._gpt.get_submodule(layer)).linears[name].parts = site.parts
+
+    @property
+    def attention(self) -> str:
+        """The kernels that the softmax layers attend with; empty where there are none."""
+        mixers = (layer.mixer for layer in self._layers)
+        return next((one.kernels for one in mixers if isinstance(one, SoftmaxMixer)), "")
 
     @property
     def head_weight(self) -> torch.Tensor:

@@ -92,6 +92,7 @@ class Rank:
             losses=LOSS_NAMES,
             node="local" if self._place is None else self._place.node,
             group_limits_s=self._parallel.group_limits_s,
+            attention=self._model.attention,
         )
 
     def execute(self, command: TrainCommand) -> list[Output] | Mapping[str, float] | None:

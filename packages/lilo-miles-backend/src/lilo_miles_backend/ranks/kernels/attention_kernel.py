@@ -137,3 +137,8 @@ class AttentionKernels:
     lately, since a kernel may prepare for each shape that it meets."""
     description: str
     """For the log: which kernels, and what was put aside and why."""
+
+    @property
+    def names(self) -> str:
+        """Which kernels, without what was put aside: equal on ranks that compute alike."""
+        return self.dense.name if self.packed is None else f"{self.dense.name}, {self.packed.name}"

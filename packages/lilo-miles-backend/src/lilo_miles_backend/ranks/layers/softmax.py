@@ -73,6 +73,11 @@ class SoftmaxMixer(torch.nn.Module):
         self._eps, self._gated = eps, gated
         self._scale = head_dim**-0.5
 
+    @property
+    def kernels(self) -> str:
+        """What attends, for people."""
+        return self._attention.kernels
+
     def forward(self, projected_TO: torch.Tensor, rows: PackedRows) -> tuple[torch.Tensor, Saved]:
         """The attended tokens [T, N * D], gated where the model does so."""
         parts = self._sections(projected_TO)
