@@ -1,4 +1,4 @@
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportCallIssue=false, reportIndexIssue=false, reportOptionalSubscript=false, reportArgumentType=false
 """The gated delta net on GPUs: kernels of flash-linear-attention (`fla-core`), which only this module imports.
 
 All arguments by keyword: its functions differ among themselves in their order.
@@ -9,12 +9,50 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from fla.backends import BaseBackend, register
 from fla.modules.causal_conv1d import causal_conv1d
 from fla.modules.norm.fused_norm_gate import rms_norm_gated
 from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+from fla.utils import IS_NVIDIA_HOPPER, TRITON_ABOVE_3_4_0, TRITON_ABOVE_3_7_1
 
+from lilo_miles_backend.ranks.kernels.delta_gradients import ChunkInputs, chunk_gradients
 from lilo_miles_backend.ranks.kernels.delta_kernels import Enter
 from lilo_miles_backend.ranks.layers.intervals import Intervals
+
+
+@register("common")
+class _Gradients(BaseBackend):
+    """In place of the one kernel that Triton compiles wrongly on this GPU; see `delta_gradients.py`."""
+
+    backend_type = "lilo"
+    priority = 0
+
+    @classmethod
+    def is_available(cls) -> bool:
+        """Where fla refuses to run its own."""
+        return bool(IS_NVIDIA_HOPPER and TRITON_ABOVE_3_4_0 and not TRITON_ABOVE_3_7_1)
+
+    def verify(self, function_name: str, *args: object, **given: Any) -> tuple[bool, str | None]:  # noqa: ANN401 - theirs
+        """Only this function, as the gated delta rule calls it: a packed stream with decay, all by keyword."""
+        needed = ("w", "g", "dv", "cu_seqlens", "chunk_indices")
+        fits = (
+            function_name == "chunk_bwd_dqkwg"
+            and not args
+            and all(given.get(name) is not None for name in needed)
+            and not given.get("state_v_first")
+        )
+        return fits, None if fits else "not a gated delta rule over a packed stream"
+
+    def chunk_bwd_dqkwg(self, **given: Any) -> tuple[torch.Tensor, ...]:  # noqa: ANN401 - theirs
+        """The step's gradients, in fla's order: of q, k, w and g."""
+        names = ("q", "k", "v", "do", "dv", "g", "h", "dh")
+        return chunk_gradients(
+            ChunkInputs(**{name: given[name] for name in names}),
+            scale=given["scale"],
+            bounds=given["cu_seqlens"],
+            chunks=given["chunk_indices"],
+            chunk_size=given["chunk_size"],
+        )
 
 
 class FlaDelta:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from lilo_miles_backend.ranks.transfer import sent
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intervals:
@@ -34,8 +36,10 @@ class Intervals:
 
 @functools.lru_cache(maxsize=4)
 def _made(lengths: tuple[int, ...], device: torch.device) -> Intervals:
-    bounds = torch.tensor([0, *np.cumsum(lengths, dtype=np.int64).tolist()], dtype=torch.int64)
-    return Intervals(lengths=lengths, bounds=bounds.to(device), host_bounds=bounds)
+    bounds = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
+    return Intervals(
+        lengths=lengths, bounds=sent(bounds, device), host_bounds=torch.from_numpy(bounds)
+    )
 
 
 def interval_lengths(padded: Sequence[int], cp_size: int) -> tuple[int, ...]:
@@ -52,7 +56,7 @@ def chunk_order(rows: int, cp_size: int, device: torch.device) -> torch.Tensor:
     is_front = chunks < cp_size
     rank = np.where(is_front, chunks, 2 * cp_size - 1 - chunks)
     places = rank * 2 * rows + 2 * np.arange(rows)[None] + np.where(is_front, 0, 1)
-    return torch.from_numpy(places).to(device)
+    return sent(places, device)
 
 
 @functools.lru_cache(maxsize=4)
@@ -79,4 +83,4 @@ def tail_places(
                     interval = order[token // size, row]
                     from_end = size - token % size
                     places[2 * row + half, slot] = interval * count + count - from_end
-    return torch.from_numpy(places).to(device)
+    return sent(places, device)
