@@ -32,6 +32,7 @@ from lilo_miles_backend.ranks.collectives import Axis, sum_in_place
 from lilo_miles_backend.ranks.kernels.kernels import Kernels
 from lilo_miles_backend.ranks.layers.linear import Linear
 from lilo_miles_backend.ranks.layers.mixer import Mixer, Saved
+from lilo_miles_backend.ranks.layers.mlp import GateUps, Mlp, MlpAdapters
 from lilo_miles_backend.ranks.lora import Segment
 
 
@@ -60,6 +61,11 @@ class Active:
     fc1: tuple[Segment, ...] = ()
     fc2: tuple[Segment, ...] = ()
 
+    @property
+    def mlp(self) -> MlpAdapters:
+        """Those of the MLP."""
+        return MlpAdapters(fc1=self.fc1, fc2=self.fc2)
+
 
 @dataclass(slots=True, kw_only=True)
 class Running:
@@ -77,7 +83,7 @@ class _Kept:
     saved: Saved = ()
     middle: torch.Tensor | None = None
     projected: torch.Tensor | None = None
-    gate_up: torch.Tensor | None = None
+    gate_ups: GateUps | None = None
 
 
 class Layer(torch.nn.Module):
@@ -119,6 +125,14 @@ class Layer(torch.nn.Module):
         """Set by `BaseModel.activate`."""
         self.level: Keep = "all"
         """Set by `BaseModel.keep`."""
+        self._mlp = Mlp(
+            norm_H=self.mlp_norm,
+            eps=sizes.eps,
+            fc1=self.linears["fc1"],
+            fc2=self.linears["fc2"],
+            elementwise=kernels.elementwise,
+            tp=tp,
+        )
         self._elementwise = kernels.elementwise
         self._eps = sizes.eps
         self._tp = tp
@@ -143,16 +157,12 @@ class Layer(torch.nn.Module):
         if level in ("qkv", "all"):
             kept.projected = projected
         del projected
-        middle = self._row("out_proj", mixed, active.out_proj, x_TH)
+        middle = self._out(mixed, x_TH, active)
         if level in ("attention", "qkv", "all"):
             kept.mixed, kept.saved, kept.middle = mixed, saved, middle
         del mixed
-        gate_up = self._gate_up(middle, active)
-        if level == "all":
-            kept.gate_up = gate_up
-        activated = self._elementwise.swiglu(gate_up)
-        del gate_up
-        return self._row("fc2", activated, active.fc2, middle), kept
+        y_TH, kept.gate_ups = self._mlp.forward(middle, active.mlp, keep=level == "all")
+        return y_TH, kept
 
     def _back(
         self, grad_TH: torch.Tensor, kept: _Kept, rows: PackedRows, active: Active
@@ -162,9 +172,10 @@ class Layer(torch.nn.Module):
             projected = self._project(kept.x, active)
             mixed, saved = self.mixer.forward(projected, rows)
             kept.projected, kept.mixed, kept.saved = projected, mixed, saved
-            kept.middle = self._row("out_proj", mixed, active.out_proj, kept.x)
+            kept.middle = self._out(mixed, kept.x, active)
             del projected, mixed
-        grad_middle = self._back_through_mlp(grad_TH, kept, active)
+        grad_middle = self._mlp.backward(grad_TH, kept.middle, kept.gate_ups, active.mlp)
+        kept.middle = kept.gate_ups = None
         assert kept.mixed is not None, "kept with `middle`"
         grad_mixed = self.linears["out_proj"].backward(grad_middle, kept.mixed, active.out_proj)
         if kept.projected is None:
@@ -175,57 +186,22 @@ class Layer(torch.nn.Module):
         del grad_mixed
         kept.mixed, kept.saved, kept.projected = None, (), None
         normed, inverse = self._elementwise.rms_norm(kept.x, self.input_norm, self._eps)
-        grad_normed = self._column_back("in_proj", grad_projected, normed, active.in_proj)
+        grad_normed = self.linears["in_proj"].backward(grad_projected, normed, active.in_proj)
         del normed, grad_projected
+        sum_in_place(grad_normed, self._tp)
         grad_x = self._elementwise.rms_norm_backward(grad_normed, kept.x, inverse, self.input_norm)
         return grad_x.add_(grad_middle)
-
-    def _back_through_mlp(self, grad_TH: torch.Tensor, kept: _Kept, active: Active) -> torch.Tensor:
-        """Gradient of `middle`, whole: through the MLP and past it."""
-        middle, gate_up = kept.middle, kept.gate_up
-        assert middle is not None, "kept, or computed again"
-        kept.middle = kept.gate_up = None
-        normed, inverse = self._elementwise.rms_norm(middle, self.mlp_norm, self._eps)
-        if gate_up is None:
-            gate_up = self.linears["fc1"].forward(normed, active.fc1)
-        activated = self._elementwise.swiglu(gate_up)
-        grad_activated = self.linears["fc2"].backward(grad_TH, activated, active.fc2)
-        del activated
-        grad_gate_up = self._elementwise.swiglu_backward_(gate_up, grad_activated)
-        del grad_activated, gate_up
-        grad_normed = self._column_back("fc1", grad_gate_up, normed, active.fc1)
-        del normed, grad_gate_up
-        grad_middle = self._elementwise.rms_norm_backward(
-            grad_normed, middle, inverse, self.mlp_norm
-        )
-        return grad_middle.add_(grad_TH)
 
     def _project(self, x_TH: torch.Tensor, active: Active) -> torch.Tensor:
         normed, _ = self._elementwise.rms_norm(x_TH, self.input_norm, self._eps)
         return self.linears["in_proj"].forward(normed, active.in_proj)
 
-    def _gate_up(self, middle_TH: torch.Tensor, active: Active) -> torch.Tensor:
-        normed, _ = self._elementwise.rms_norm(middle_TH, self.mlp_norm, self._eps)
-        return self.linears["fc1"].forward(normed, active.fc1)
-
-    def _row(
-        self,
-        name: str,
-        x: torch.Tensor,
-        segments: tuple[Segment, ...],
-        residual_TH: torch.Tensor,
-    ) -> torch.Tensor:
-        """A linear whose input ranks divide: the sum of all ranks' products and the residual."""
-        linear = self.linears[name]
+    def _out(self, mixed_TW: torch.Tensor, x_TH: torch.Tensor, active: Active) -> torch.Tensor:
+        """The stream after the mixer: x and the sum of all ranks' products."""
+        linear = self.linears["out_proj"]
         if not self._tp.is_split:
-            return linear.forward(x, segments, residual_TH)
-        return sum_in_place(linear.forward(x, segments), self._tp).add_(residual_TH)
-
-    def _column_back(
-        self, name: str, grad: torch.Tensor, x_TH: torch.Tensor, segments: tuple[Segment, ...]
-    ) -> torch.Tensor:
-        """Gradient of x, which all ranks hold, through a linear whose output they divide: the sum of all ranks'."""
-        return sum_in_place(self.linears[name].backward(grad, x_TH, segments), self._tp)
+            return linear.forward(mixed_TW, active.out_proj, x_TH)
+        return sum_in_place(linear.forward(mixed_TW, active.out_proj), self._tp).add_(x_TH)
 
 
 class _Node(torch.autograd.Function):
