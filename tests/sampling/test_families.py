@@ -82,6 +82,39 @@ async def test_samples_of_several_adapters_in_one_batch_equal_transformers(small
             )
 
 
+async def test_adapters_side_by_side_make_what_they_make_alone(small):
+    from lilo_miles_backend.sampler.adapters import Adapter
+    from lilo_miles_backend.sampler.model import Model
+
+    sampler, _ = small
+    held = sampler._adapters
+    one, two = held["one"], held["two"]
+    base = sampler._base
+    rows = [None, one, two, one]
+    tokens_BT = torch.tensor([random_text(9, seed) for seed in range(4)])
+    found = []
+    with torch.inference_mode():
+        for stacks in (False, True):
+            model = Model(base, stacks=stacks)
+            for subset in ([one, None], rows, [two, one]):
+                text = tokens_BT[: len(subset)]
+                cache = model.new_cache(max_rows=4, max_length=9)
+                hidden = model.forward(text, [0] * len(subset), [9] * len(subset), cache, subset)
+                found.append(model.logits(hidden[:, -1], subset))
+    for apart, together in zip(found[:3], found[3:], strict=True):
+        torch.testing.assert_close(together, apart, rtol=0, atol=1e-5)
+    # One whose products overflow breaks its own rows only.
+    huge = Adapter("huge", "", {place: (a * 1e38, b) for place, (a, b) in one.factors.items()})
+    model = Model(base, stacks=True)
+    with torch.inference_mode():
+        cache = model.new_cache(max_rows=3, max_length=9)
+        hidden = model.forward(tokens_BT[1:], [0] * 3, [9] * 3, cache, [one, huge, one])
+    assert not hidden[1].isfinite().all()
+    torch.testing.assert_close(
+        model.logits(hidden[:1, -1], [one]), found[1][1:2], rtol=0, atol=1e-5
+    )
+
+
 async def test_a_prompt_in_pieces_and_rows_that_end_early_give_the_same_numbers(small, monkeypatch):
     sampler, peft = small
     from lilo_miles_backend.sampler import prefill

@@ -18,6 +18,8 @@ WORKING_BYTES = 2e9
 """Activations of a piece of prompt, and float32 and float64 logits of a full batch."""
 _CACHE_SHARE = 0.25
 """Of what is left beside the leanest trainer; the rest lets its layers keep more."""
+STACKED_ADAPTERS = 8
+"""Of those that it holds, so many are held a second time, side by side, while a batch uses several of them."""
 _FUSED_SHARE = 1.5
 """Of an adapter's numbers, what it takes to hold them: the factors of fused projections hold zeros too."""
 _LEAST_ROWS = 2
@@ -59,8 +61,9 @@ def sampler_memory(definition: Definition, *, device_bytes: float) -> SamplerMem
         return None
     job = Job.of(definition)
     weights = job.architecture.parameters * job.dtype_bytes
-    adapters = definition.sampler.max_adapters * adapter_parameters(job) * job.dtype_bytes
-    adapters *= _FUSED_SHARE
+    held = definition.sampler.max_adapters
+    held += min(held, STACKED_ADAPTERS)
+    adapters = held * adapter_parameters(job) * job.dtype_bytes * _FUSED_SHARE
     row, token = _row_bytes(job.architecture, job.dtype_bytes), _token_bytes(job)
     whole = row + definition.context * token
     left = (

@@ -7,8 +7,10 @@ have in common. Axes: B rows, T new tokens per row, E hidden size, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
+from lilo_definitions.planner.sampler import STACKED_ADAPTERS
 from torch.nn import functional
 
 from lilo_miles_backend.sampler.adapters import HEAD_PLACE, Adapter
@@ -16,7 +18,11 @@ from lilo_miles_backend.sampler.cache import Cache
 from lilo_miles_backend.sampler.groups import AdapterGroups
 from lilo_miles_backend.sampler.mixer import rms_norm
 from lilo_miles_backend.sampler.places import make_places
+from lilo_miles_backend.sampler.stack import AdapterStack, StackedRows
 from lilo_miles_backend.sampler.weights import BaseWeights, Layer
+
+Acting: TypeAlias = AdapterGroups | StackedRows
+"""The adapters of the rows of one pass."""
 
 _HEAD_ROWS = 16_384
 """Rows of the head that are held in float32 at once where no product of shorter numbers is float32 itself."""
@@ -25,9 +31,16 @@ _HEAD_ROWS = 16_384
 class Model:
     """The base weights, and how a row of tokens runs through them and its adapter."""
 
-    def __init__(self, base: BaseWeights) -> None:
-        """Nothing is allocated but the RoPE frequencies."""
+    def __init__(self, base: BaseWeights, *, stacks: bool | None = None) -> None:
+        """Nothing is allocated but the RoPE frequencies.
+
+        Args:
+            base: the frozen weights.
+            stacks: whether adapters of a batch are copied side by side; None: on GPUs only, where it is quicker.
+        """
         self.base = base
+        self._stacks = base.device.type != "cpu" if stacks is None else stacks
+        self._stack = AdapterStack((), base.device)
         size = base.shape.rotary_dim
         half = torch.arange(0, size, 2, device=base.device).float()
         self._frequencies = 1.0 / base.shape.rope_theta ** (half / size)
@@ -58,7 +71,7 @@ class Model:
         """
         shape = self.base.shape
         rows, width = tokens_BT.shape
-        groups = AdapterGroups(adapters, self.base.device)
+        groups = self._acting(adapters)
         places = make_places(
             starts,
             counts,
@@ -84,11 +97,23 @@ class Model:
 
         Their sums are float32 in any case: rounded to bfloat16, a logprob would be off by some hundredths.
         """
-        groups = AdapterGroups(adapters, self.base.device)
+        groups = self._acting(adapters)
         return groups.add(_float_product(hidden_BE, self.base.head), hidden_BE, HEAD_PLACE)
 
+    def _acting(self, adapters: Sequence[Adapter | None]) -> Acting:
+        """How these adapters are applied, one per row: each for itself, or on a GPU side by side where they differ."""
+        distinct = {adapter: None for adapter in adapters if adapter is not None}
+        mixed = len(distinct) > 1 or (distinct and None in adapters)
+        if not mixed or not self._stacks or len(distinct) > STACKED_ADAPTERS:
+            return AdapterGroups(adapters, self.base.device)
+        if not distinct.keys() <= set(self._stack.adapters):
+            # What was at work before stays while there is room: prompts and rows take turns with their adapters.
+            kept = {**distinct, **dict.fromkeys(self._stack.adapters)}
+            self._stack = AdapterStack(list(kept)[:STACKED_ADAPTERS], self.base.device)
+        return StackedRows(self._stack, adapters)
+
     def _linear(
-        self, x_BTI: torch.Tensor, layer: Layer, index: int, fused: str, groups: AdapterGroups
+        self, x_BTI: torch.Tensor, layer: Layer, index: int, fused: str, groups: Acting
     ) -> torch.Tensor:
         return groups.add(functional.linear(x_BTI, layer.fused[fused]), x_BTI, (index, fused))
 
