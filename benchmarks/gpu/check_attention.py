@@ -40,13 +40,22 @@ def main() -> None:
     """All parts; each fails for itself."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cuda")
-    setting = Setting.on(torch.device(parser.parse_args().device))
+    parser.add_argument("--size", type=int, help="of the heads: 128 or 256; both without it")
+    arguments = parser.parse_args()
+    setting = Setting.on(torch.device(arguments.device))
     torch.backends.cuda.matmul.allow_tf32 = False
     started = time.monotonic()
     for shape in setting.shapes:
+        if arguments.size not in (None, shape.size):
+            continue
         with part(CASE, f"choice for heads of {shape.size}"):
             before = time.monotonic()
-            chosen = choose_attention(setting.device, setting.dtype, shape.size)
+            chosen = choose_attention(
+                setting.device,
+                setting.dtype,
+                head_dim=shape.size,
+                sharing=shape.heads // shape.groups,
+            )
             emit(
                 CASE,
                 setting=f"choice for heads of {shape.size}",

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from lilo_engine.config import (
+    KERNEL_CACHE_SWITCHES,
     KERNEL_CACHE_VARIABLES,
     DataFolder,
     environment_of_children,
@@ -16,13 +17,14 @@ def test_kernels_are_kept_in_the_data_folder_unless_another_place_was_told(
 ) -> None:
     told, *others = KERNEL_CACHE_VARIABLES
     monkeypatch.setenv(told, "/elsewhere")
-    for name in others:
+    for name in (*others, *KERNEL_CACHE_SWITCHES):
         monkeypatch.setenv(name, "to be restored")
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
     keep_kernels(DataFolder(root=Path("data")))
     children = environment_of_children()
     assert children[told] == "/elsewhere"
+    assert [children[name] for name in KERNEL_CACHE_SWITCHES] == ["1"]
     places = {children[name] for name in others}
     assert len(places) == len(others)
     assert all(place.startswith(str(tmp_path / "data" / "kernels")) for place in places)

@@ -31,6 +31,7 @@ from lilo_miles_backend.ranks.attention_plan import (
 from lilo_miles_backend.ranks.collectives import Axis
 from lilo_miles_backend.ranks.kernels.attention_choice import (
     TOLERANCE,
+    Case,
     Choice,
     choose_attention,
     dense_error,
@@ -65,7 +66,10 @@ PACKS = AttentionKernels(
     dense_at_once_from=12,
     description="short rows in packed calls, as on a GPU",
 )
-KERNELS = {"dense": choose_attention(CPU, torch.float64, SIZE), "packed": PACKS}
+KERNELS = {
+    "dense": choose_attention(CPU, torch.float64, head_dim=SIZE, sharing=HEADS // GROUPS),
+    "packed": PACKS,
+}
 ROWS = {
     "one row": ([24], [24]),
     "neighbours of one length": ([8, 8, 8, 16], [8, 8, 8, 16]),
@@ -246,10 +250,10 @@ def test_a_wrong_kernel_is_seen_by_the_check_at_start() -> None:
             return super().forward(q, k, v, bounds, scale=scale * 1.1)
 
     bf16 = torch.bfloat16
-    assert dense_error(CpuAttention(), CPU, bf16, 64) <= TOLERANCE / 2
-    assert packed_error(PlainPackedAttention(), CPU, bf16, 64) <= TOLERANCE / 2
-    assert dense_error(Shifted(), CPU, bf16, 64) > TOLERANCE
-    assert packed_error(Scaled(), CPU, bf16, 64) > TOLERANCE
+    assert dense_error(CpuAttention(), Case(CPU, bf16, 64, 2)) <= TOLERANCE / 2
+    assert packed_error(PlainPackedAttention(), Case(CPU, bf16, 64, 2)) <= TOLERANCE / 2
+    assert dense_error(Shifted(), Case(CPU, bf16, 64, 2)) > TOLERANCE
+    assert packed_error(Scaled(), Case(CPU, bf16, 64, 2)) > TOLERANCE
 
 
 def test_kernels_that_raise_or_are_wrong_are_put_aside_with_the_reason() -> None:
@@ -257,7 +261,7 @@ def test_kernels_that_raise_or_are_wrong_are_put_aside_with_the_reason() -> None
     choice = Choice()
     kernel = choice.first(
         (Fa4Attention, CudnnAttention, FlashAttention, CpuAttention),
-        lambda one: dense_error(one, CPU, torch.bfloat16, 64),
+        lambda one: dense_error(one, Case(CPU, torch.bfloat16, 64, 2)),
     )
     assert isinstance(kernel, CpuAttention)
     assert [note.split()[0] for note in choice.notes] == ["cuDNN", "FA2"]

@@ -28,7 +28,9 @@ def mixer(*, gated: bool, qk_norm: bool, rotary_dim: int) -> SoftmaxMixer:
         groups=GROUPS,
         head_dim=SIZE,
         rotary=Rotary(rotary_dim=rotary_dim, base=BASE, max_positions=16, device=CPU),
-        attention=Attention(choose_attention(CPU, torch.float64, SIZE)),
+        attention=Attention(
+            choose_attention(CPU, torch.float64, head_dim=SIZE, sharing=HEADS // GROUPS)
+        ),
         elementwise=ReferenceElementwise(),
         dtype=torch.float64,
         eps=EPS,

@@ -21,8 +21,15 @@ RAY_ADDRESS_VARIABLE = "LILO_RAY_ADDRESS"
 """Read by the trainer."""
 TRACES_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 CHECKPOINT_VOLUME_VARIABLE = "LILO_CHECKPOINT_VOLUME"
-KERNEL_CACHE_VARIABLES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
-"""Of what compiles kernels for GPUs."""
+KERNEL_CACHE_VARIABLES = (
+    "TRITON_CACHE_DIR",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "CUDA_CACHE_PATH",
+    "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR",
+)
+"""Folders of what compiles kernels for GPUs."""
+KERNEL_CACHE_SWITCHES = ("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED",)
+"""What must be 1 for kernels to be kept at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +120,8 @@ def keep_kernels(data: DataFolder) -> None:
     """Have what this process starts keep its compiled kernels in the data folder; where one was told another place, there."""
     for name in KERNEL_CACHE_VARIABLES:
         os.environ.setdefault(name, str(data.kernels.absolute() / name.lower()))
+    for name in KERNEL_CACHE_SWITCHES:
+        os.environ.setdefault(name, "1")
 
 
 def default_data_dir() -> Path:

@@ -27,6 +27,8 @@ HANDED_OVER = (
     "TRITON_CACHE_DIR",
     "TORCHINDUCTOR_CACHE_DIR",
     "CUDA_CACHE_PATH",
+    "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR",
+    "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED",
 )
 """Variables that ranks on other nodes get by name: they inherit their node's environment, not the driver's, and a
 rank without its volume would silently write nowhere."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from lilo_definitions import Definition, canonical_json
 
-from lilo_engine.config import KERNEL_CACHE_VARIABLES
+from lilo_engine.config import KERNEL_CACHE_SWITCHES, KERNEL_CACHE_VARIABLES
 from lilo_engine.deploy import places
 from lilo_engine.deploy.function_plan import (
     FunctionPlan,
@@ -88,4 +88,5 @@ def _environment(definition: Definition, app: str) -> Mapping[str, str]:
         environment |= {
             name: f"{places.KERNELS_MOUNT}/{name.lower()}" for name in KERNEL_CACHE_VARIABLES
         }
+        environment |= dict.fromkeys(KERNEL_CACHE_SWITCHES, "1")
     return environment

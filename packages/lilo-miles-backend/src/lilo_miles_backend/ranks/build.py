@@ -121,7 +121,13 @@ def _softmax(given: Building) -> Callable[[], Mixer]:
         device=given.device,
     )
     attention = Attention(
-        choose_attention(given.device, given.dtype, shape.head_dim), given.parallel.cp
+        choose_attention(
+            given.device,
+            given.dtype,
+            head_dim=shape.head_dim,
+            sharing=shape.num_attention_heads // shape.num_key_value_heads,
+        ),
+        given.parallel.cp,
     )
 
     def make() -> Mixer:

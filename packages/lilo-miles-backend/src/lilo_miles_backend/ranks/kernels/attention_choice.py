@@ -77,13 +77,27 @@ class Choice:
         self.notes.append(f"{name} put aside: {reason}")
 
 
-def choose_attention(device: torch.device, dtype: torch.dtype, head_dim: int) -> AttentionKernels:
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What a kernel is checked for; one that compiles does so for exactly this."""
+
+    device: torch.device
+    dtype: torch.dtype
+    head_dim: int
+    sharing: int
+    """Query heads of a key/value head."""
+
+
+def choose_attention(
+    device: torch.device, dtype: torch.dtype, *, head_dim: int, sharing: int
+) -> AttentionKernels:
     """Choose, check and report.
 
     Args:
         device: of this rank; on a GPU, kernels that compile on first use do so here.
         dtype: of the activations.
         head_dim: of the model.
+        sharing: query heads of a key/value head.
     """
     if device.type != "cuda":  # the meta device too, on which a model is only counted
         cpu = CpuAttention()
@@ -104,23 +118,23 @@ def choose_attention(device: torch.device, dtype: torch.dtype, head_dim: int) ->
             dense_at_once_from=0,
             description=f"plain formulas, whose memory grows with the square of a row: no kernel takes {dtype}",
         )
-    return _fast(device, dtype, head_dim)
+    return _fast(Case(device, dtype, head_dim, sharing))
 
 
-def _fast(device: torch.device, dtype: torch.dtype, head_dim: int) -> AttentionKernels:
+def _fast(case: Case) -> AttentionKernels:
     choice = Choice()
     dense = choice.first(
         (Fa4Attention, CudnnAttention, FlashAttention),
-        lambda kernel: dense_error(kernel, device, dtype, head_dim),
+        lambda kernel: dense_error(kernel, case),
     )
     is_fa4 = isinstance(dense, Fa4Attention)
     packed = choice.first(
         (Fa4PackedAttention, FlashPackedAttention) if is_fa4 else (FlashPackedAttention,),
-        lambda kernel: packed_error(kernel, device, dtype, head_dim),
+        lambda kernel: packed_error(kernel, case),
     )
     if dense is None:
         raise RuntimeError(
-            f"no attention kernel for {dtype} heads of {head_dim} works on {device}: {'; '.join(choice.notes)}; "
+            f"no attention kernel for {case.dtype} heads of {case.head_dim} works on {case.device}: {'; '.join(choice.notes)}; "
             "install a torch whose CUDA build knows this card, or set the definition's dtype to float32"
         )
     names = dense.name if packed is None else f"{dense.name}, {packed.name}"
@@ -134,7 +148,9 @@ def _fast(device: torch.device, dtype: torch.dtype, head_dim: int) -> AttentionK
         dense_at_once_from=CUDNN_AT_ONCE_FROM if is_planning else dense_from,
         description="; ".join((names, *choice.notes)),
     )
-    logger.info("attention: %s for heads of %s in %s", kernels.description, head_dim, dtype)
+    logger.info(
+        "attention: %s for heads of %s in %s", kernels.description, case.head_dim, case.dtype
+    )
     return kernels
 
 
@@ -144,14 +160,12 @@ def _gpu_merge() -> Merge:
     return triton_merge.merge_
 
 
-def dense_error(
-    kernel: DenseAttention, device: torch.device, dtype: torch.dtype, head_dim: int
-) -> float:
+def dense_error(kernel: DenseAttention, case: Case) -> float:
     """Largest relative error of a kernel's outputs and gradients, causal and full, against the plain formulas."""
     return max(
         error
         for causal, keys in ((True, 200), (False, 328))
-        for error in _dense_errors(kernel, _problem(device, dtype, head_dim, 200, keys), causal)
+        for error in _dense_errors(kernel, _problem(case, 200, keys), causal)
     )
 
 
@@ -170,19 +184,17 @@ def _dense_errors(
     )
 
 
-def packed_error(
-    kernel: PackedAttention, device: torch.device, dtype: torch.dtype, head_dim: int
-) -> float:
+def packed_error(kernel: PackedAttention, case: Case) -> float:
     """As `dense_error`, of three rows of which two have more keys than queries."""
     queries, keys = (0, 70, 71, 200), (0, 198, 199, 328)
     bounds = PackedBounds(
-        queries=torch.tensor(queries, dtype=torch.int32, device=device),
-        keys=torch.tensor(keys, dtype=torch.int32, device=device),
+        queries=torch.tensor(queries, dtype=torch.int32, device=case.device),
+        keys=torch.tensor(keys, dtype=torch.int32, device=case.device),
         most_queries=129,
         most_keys=198,
     )
-    plain, scale = PlainPackedAttention(), head_dim**-0.5
-    q, k, v, grad = problem = _problem(device, dtype, head_dim, queries[-1], keys[-1])
+    plain, scale = PlainPackedAttention(), case.head_dim**-0.5
+    q, k, v, grad = problem = _problem(case, queries[-1], keys[-1])
     q32, k32, v32, grad32 = (one.float() for one in problem)
     ours = kernel.forward(q, k, v, bounds, scale=scale)
     right = plain.forward(q32, k32, v32, bounds, scale=scale)
@@ -191,14 +203,13 @@ def packed_error(
     return max(*_errors(ours, right), *_errors(grads, right_grads))
 
 
-def _problem(
-    device: torch.device, dtype: torch.dtype, head_dim: int, queries: int, keys: int
-) -> list[torch.Tensor]:
-    """q, k, v and the output's gradient, four heads that share two keys: the same on every rank."""
+def _problem(case: Case, queries: int, keys: int) -> list[torch.Tensor]:
+    """q, k, v and the output's gradient, for two key/value heads: the same on every rank."""
     generator = torch.Generator().manual_seed(0)
-    shapes = ((queries, 4), (keys, 2), (keys, 2), (queries, 4))
+    shapes = ((queries, 2 * case.sharing), (keys, 2), (keys, 2), (queries, 2 * case.sharing))
     return [
-        torch.randn(*shape, head_dim, generator=generator).to(device, dtype) for shape in shapes
+        torch.randn(*shape, case.head_dim, generator=generator).to(case.device, case.dtype)
+        for shape in shapes
     ]
 
 
