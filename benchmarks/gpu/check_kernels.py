@@ -23,6 +23,8 @@ from benchmarks.gpu.lines import at_most, bound, emit, part
 CASE = "check_kernels"
 ROUNDING = {torch.bfloat16: 3e-3, torch.float32: 2e-6}
 """Of one tensor that was computed in float32 and rounded once."""
+QUEUED_CYCLES = 2_000_000
+"""About a millisecond."""
 PRODUCTS = {torch.bfloat16: 5e-3, torch.float32: 5e-6}
 """Of a product whose operands were rounded."""
 
@@ -125,17 +127,17 @@ def check_lora(kernels: Kernels, sizes: Sizes, dtype: torch.dtype, device: torch
     many = (8, 32, 1, 16, 32, 8, 32, 32)
     cuts = {
         "one adapter": ((32,), (sizes.checked,)),
-        "adapters of ranks 8, 32, 1, 16": (many, _shares(sizes.checked, len(many), empty=2)),
+        "adapters of ranks 8, 32, 1, 16": (many, shares(sizes.checked, len(many), empty=2)),
     }
     for name, (ranks, counts) in cuts.items():
-        factors = [_factors(features, parts, rank, dtype, device) for rank in ranks]
+        factors = [factors_of(features, parts, rank, dtype, device) for rank in ranks]
         wide = [_double(one) for one in factors]
         make = _maker(dtype, device)
         x, grad = make(sizes.checked, features), make(sizes.checked, sum(parts))
         y, dx = make(sizes.checked, sum(parts)), make(sizes.checked, features)
         y64, dx64 = y.double(), dx.double()
         for held, used, out, back in ((factors, kernels, y, dx), (wide, REFERENCE, y64, dx64)):
-            segments = _segments(held, counts)
+            segments = segments_of(held, counts)
             inputs, grads = (x, grad) if held is factors else (x.double(), grad.double())
             _forward_backward(used, inputs, grads, out, back, segments, parts)
         pairs = {"y": (y, y64), "dx": (dx, dx64)}
@@ -151,17 +153,17 @@ def check_neighbours(kernels: Kernels, sizes: Sizes, device: torch.device) -> No
     tokens = sizes.checked
     make = _maker(dtype, device)
     x, grad = make(tokens, features), make(tokens, sum(parts))
-    original = _factors(features, parts, 32, dtype, device)
+    original = factors_of(features, parts, 32, dtype, device)
     found: list[tuple[torch.Tensor, ...]] = []
     for others in (0, 31, 31):
         ours = _cleared(original)
-        room = _shares(tokens, others) if others else []
+        room = shares(tokens, others) if others else []
         whole_x, whole_grad = (
             torch.cat([make(tokens, source.shape[1]), source]) if others else source
             for source in (x, grad)
         )
-        all_factors = [_factors(features, parts, 32, dtype, device) for _ in room] + [ours]
-        segments = _segments(all_factors, [*room, tokens])
+        all_factors = [factors_of(features, parts, 32, dtype, device) for _ in room] + [ours]
+        segments = segments_of(all_factors, [*room, tokens])
         y = torch.zeros_like(whole_grad)
         dx = torch.zeros_like(whole_x)
         _forward_backward(kernels, whole_x, whole_grad, y, dx, segments, parts)
@@ -220,15 +222,15 @@ def time_lora(kernels: Kernels, sizes: Sizes, device: torch.device) -> None:
         }
         for count in (*counts, "library"):
             number = count if isinstance(count, int) else 1
-            factors = [_factors(features, parts, 32, dtype, device) for _ in range(number)]
-            segments = _segments(factors, _shares(tokens, number))
+            factors = [factors_of(features, parts, 32, dtype, device) for _ in range(number)]
+            segments = segments_of(factors, shares(tokens, number))
             used = kernels if isinstance(count, int) else REFERENCE
 
             def run(used=used, x=x, grad=grad, y=y, dx=dx, segments=segments, parts=parts) -> None:
                 _forward_backward(used, x, grad, y, dx, segments, parts)
 
             runs[count] = run
-        seconds = _in_turn(runs, device)
+        seconds = in_turn(runs, device)
         base_s += seconds["base"]
         library_s += seconds["library"]
         for count in counts:
@@ -265,7 +267,7 @@ def time_head(kernels: Kernels, sizes: Sizes, device: torch.device) -> None:
                 gradient = kernels.logits.gradient(logits, lse, targets[here], grad[here], dtype)
             _ = gradient @ head
 
-    seconds = _in_turn({"all": run, "products": lambda: run(False)}, device)
+    seconds = in_turn({"all": run, "products": lambda: run(False)}, device)
     useful = 4 * sizes.tokens * sizes.vocab * sizes.hidden
     emit(
         CASE,
@@ -296,7 +298,7 @@ def time_elementwise(kernels: Kernels, sizes: Sizes, device: torch.device) -> No
             lambda: ours.rotate_backward(heads, heads, norm, 1e-6, cos, sin, heads),
         ),
     }
-    seconds = _in_turn({name: run for name, (_, run) in runs.items()}, device)
+    seconds = in_turn({name: run for name, (_, run) in runs.items()}, device)
     for name, (num_bytes, _) in runs.items():
         took = seconds[name]
         emit(CASE, setting=str(name), ms=1e3 * took, terabytes_a_second=num_bytes / took / 1e12)
@@ -319,7 +321,7 @@ def _forward_backward(
     kernels.lora.backward(grad, x, products, segments, parts, dx)
 
 
-def _factors(
+def factors_of(
     features: int, parts: Sequence[int], rank: int, dtype: torch.dtype, device: torch.device
 ) -> Factors:
     make = _maker(dtype, device)
@@ -343,7 +345,7 @@ def _cleared(one: Factors) -> Factors:
     return replace(one, grad_a=torch.zeros_like(one.grad_a), grad_b=torch.zeros_like(one.grad_b))
 
 
-def _segments(factors: Sequence[Factors], counts: Sequence[int]) -> tuple[Segment, ...]:
+def segments_of(factors: Sequence[Factors], counts: Sequence[int]) -> tuple[Segment, ...]:
     ends = torch.tensor(counts).cumsum(0).tolist()
     return tuple(
         Segment(factors=one, tokens=slice(end - count, end))
@@ -351,7 +353,7 @@ def _segments(factors: Sequence[Factors], counts: Sequence[int]) -> tuple[Segmen
     )
 
 
-def _shares(tokens: int, number: int, empty: int | None = None) -> list[int]:
+def shares(tokens: int, number: int, empty: int | None = None) -> list[int]:
     """Uneven counts that add up to `tokens`; one of them may be 0, and then the one after it is 1."""
     weights = [1.0 + 0.5 * (index % 3) for index in range(number)]
     counts = [max(1, int(tokens * weight / sum(weights)) - 1) for weight in weights]
@@ -390,7 +392,7 @@ def _hold(figure: str, limit: float, **pairs: tuple[torch.Tensor, torch.Tensor])
     at_most(CASE, f"{figure}: {worst}", errors[worst], limit)
 
 
-def _in_turn(
+def in_turn(
     runs: dict[object, Callable[[], object]], device: torch.device, rounds: int = 7
 ) -> dict[object, float]:
     """Median seconds of each, all in turn, so that clocks and heat are shared; two warm rounds."""
@@ -409,6 +411,7 @@ def _seconds(run: Callable[[], object], device: torch.device) -> float:
         run()
         return time.perf_counter() - started
     first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(QUEUED_CYCLES)  # the device is busy until all of it is queued, as in a step
     first.record()
     run()
     last.record()

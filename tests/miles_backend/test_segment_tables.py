@@ -32,8 +32,8 @@ def _segment(lora_rank: int) -> Segment:
 
 def test_tiles_cover_each_segment_and_cross_none() -> None:
     ranges = [(0, 0), (0, 1), (1, 2 * CHUNK + 6), (2 * CHUNK + 6, 2 * CHUNK + 70)]
-    tiles = make_tiles(ranges, CPU)
-    for lines in (tiles.small, tiles.big, tiles.chunks):
+    tiles = make_tiles(ranges, (64, 128), CPU)
+    for lines in (*tiles.pieces.values(), tiles.chunks):
         for index, (first, end) in enumerate(ranges):
             covered = [
                 token
@@ -43,10 +43,11 @@ def test_tiles_cover_each_segment_and_cross_none() -> None:
             ]
             assert covered == list(range(first, end))
     assert tiles.first_chunk.tolist() == [0, 0, 1, 4, 5]
+    assert tiles.most_chunks == 3
 
 
 def test_columns_stay_inside_a_module() -> None:
-    columns = make_columns((130, 16), CPU)
+    columns = make_columns((130, 16), 128, CPU)
     assert columns.blocks.tolist() == [[0, 0, 128], [0, 128, 130], [1, 130, 146]]
     assert columns.bounds.tolist() == [0, 130, 146]
     assert columns.divisor == 1

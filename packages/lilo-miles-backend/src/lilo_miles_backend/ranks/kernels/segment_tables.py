@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Generic, TypeVar
@@ -23,15 +23,9 @@ import torch
 from lilo_miles_backend.ranks.lora import Segment
 from lilo_miles_backend.ranks.transfer import sent
 
-ROWS_SMALL = 64
-"""Tokens of a program that makes a narrow product."""
-ROWS_BIG = 128
-"""Tokens of a program that adds to a wide tensor."""
 CHUNK = 1024
 """Tokens whose outer products one program sums. Counted from a segment's first token, and the same for all batches:
 the order in which a gradient is summed depends on its own tokens alone."""
-COLUMNS = 128
-"""Features of one program."""
 FIELDS = 6
 """Of a segment's line: a, b, grad_a, grad_b, lora_rank, bits of the float32 scale."""
 
@@ -40,14 +34,16 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiles:
-    """A microbatch's cut into pieces of each size."""
+    """A microbatch's cut into pieces of several sizes."""
 
-    small: torch.Tensor
-    """int32 [n, 3]."""
-    big: torch.Tensor
+    pieces: Mapping[int, torch.Tensor]
+    """int32 [n, 3], by the tokens of a piece."""
     chunks: torch.Tensor
+    """int32 [n, 3]: pieces of `CHUNK`."""
     first_chunk: torch.Tensor
     """int32 [segments + 1]: chunks of a segment are those from its entry to the next one's."""
+    most_chunks: int
+    """Of one segment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,16 +92,23 @@ class Cache(Generic[Value]):
         return self._held[key]
 
 
-def make_tiles(ranges: Sequence[tuple[int, int]], device: torch.device) -> Tiles:
-    """Cut the tokens [first, end) of each segment; an empty one has no tiles."""
-    sizes = [pieces(ranges, size) for size in (ROWS_SMALL, ROWS_BIG, CHUNK)]
+def make_tiles(
+    ranges: Sequence[tuple[int, int]], sizes: Sequence[int], device: torch.device
+) -> Tiles:
+    """Cut the tokens [first, end) of each segment into pieces of each size; an empty one has none."""
+    cuts = [pieces(ranges, size) for size in (*sizes, CHUNK)]
     first_chunk = [0]
     for first, end in ranges:
         first_chunk.append(first_chunk[-1] + -(-(end - first) // CHUNK))
-    whole = _sent([n for lines in sizes for line in lines for n in line] + first_chunk, device)
-    *parts, bounds = whole.split([3 * len(lines) for lines in sizes] + [len(first_chunk)])
-    small, big, chunks = (part.view(-1, 3) for part in parts)
-    return Tiles(small=small, big=big, chunks=chunks, first_chunk=bounds)
+    whole = _sent([n for lines in cuts for line in lines for n in line] + first_chunk, device)
+    *parts, bounds = whole.split([3 * len(lines) for lines in cuts] + [len(first_chunk)])
+    *tiles, chunks = (part.view(-1, 3) for part in parts)
+    return Tiles(
+        pieces=dict(zip(sizes, tiles, strict=True)),
+        chunks=chunks,
+        first_chunk=bounds,
+        most_chunks=max((b - a for a, b in pairwise(first_chunk)), default=0),
+    )
 
 
 def pieces(ranges: Sequence[tuple[int, int]], size: int) -> list[tuple[int, int, int]]:
@@ -117,12 +120,12 @@ def pieces(ranges: Sequence[tuple[int, int]], size: int) -> list[tuple[int, int,
     ]
 
 
-def make_columns(parts: Sequence[int], device: torch.device) -> Columns:
-    """Cut each module's features."""
+def make_columns(parts: Sequence[int], size: int, device: torch.device) -> Columns:
+    """Cut each module's features into blocks of at most `size`."""
     bounds = [0]
     for width in parts:
         bounds.append(bounds[-1] + width)
-    blocks = pieces(list(pairwise(bounds)), COLUMNS)
+    blocks = pieces(list(pairwise(bounds)), size)
     whole = _sent([n for block in blocks for n in block] + bounds, device)
     lines, ends = whole.split([3 * len(blocks), len(bounds)])
     divisor = 16 if all(bound % 16 == 0 for bound in bounds) else 1

@@ -15,17 +15,14 @@ Shapes: T tokens, I and O features of the linear, k modules of a site, r lora_ra
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
 import triton.language as tl
 
 from lilo_miles_backend.ranks.kernels.segment_tables import (
-    COLUMNS,
     FIELDS,
-    ROWS_BIG,
-    ROWS_SMALL,
     Cache,
     Columns,
     Table,
@@ -48,6 +45,46 @@ KEPT_TABLES = 16384
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """How the programs of one kernel are cut; does not change what it computes."""
+
+    rows: int
+    """Tokens: of a program, or for gradients of one step of it."""
+    columns: int
+    """Features: of a program, or for narrow products of one step of it."""
+    warps: int
+    stages: int
+    """Steps whose reads are under way at once."""
+
+    def narrowed(self, dtype: torch.dtype) -> Launch:
+        """For operands twice as wide as bfloat16: what one program holds must still fit."""
+        if dtype != torch.float32:
+            return self
+        return replace(self, columns=min(self.columns, 32))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launches:
+    """Chosen on an H200 (`benchmarks/gpu/adapter_launches.py`)."""
+
+    shrink: Launch = Launch(rows=64, columns=128, warps=4, stages=3)
+    expand: Launch = Launch(rows=64, columns=128, warps=4, stages=1)
+    grad_products: Launch = Launch(rows=64, columns=128, warps=4, stages=3)
+    grad_x: Launch = Launch(rows=64, columns=128, warps=4, stages=1)
+    outer: Launch = Launch(rows=64, columns=128, warps=4, stages=3)
+
+    @property
+    def tile_sizes(self) -> tuple[int, ...]:
+        """Tokens of all programs that have tiles."""
+        return tuple(
+            {
+                launch.rows: None
+                for launch in (self.shrink, self.expand, self.grad_products, self.grad_x)
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
     """What all kernels of one call share."""
 
@@ -62,11 +99,6 @@ class _Plan:
         return "ieee" if self.features == torch.float32 else "tf32"
 
     @property
-    def depth(self) -> int:
-        """Features of a step of a long product: 256 bytes, or what float32 has room for."""
-        return 32 if self.features == torch.float32 else 128
-
-    @property
     def rank_block(self) -> int:
         return _block(self.table.widest_rank)
 
@@ -74,7 +106,8 @@ class _Plan:
 class TritonLora:
     """Implements `kernels.LoraProducts` for bfloat16, float16 and float32."""
 
-    def __init__(self) -> None:
+    def __init__(self, launches: Launches | None = None) -> None:
+        self._launches = launches or Launches()
         self._tiles: Cache[Tiles] = Cache(KEPT_CUTS)
         self._tables: Cache[Table] = Cache(KEPT_TABLES)
         self._columns: Cache[Columns] = Cache(KEPT_TABLES)
@@ -86,12 +119,14 @@ class TritonLora:
         width = modules * plan.table.widest_rank
         products = x.new_empty(x.shape[0], width)
         block = _block(width)
-        if len(plan.tiles.small):
-            _shrink[(len(plan.tiles.small), triton.cdiv(width, block))](
+        launch = self._launches.shrink.narrowed(x.dtype)
+        tiles = plan.tiles.pieces[launch.rows]
+        if len(tiles):
+            _shrink[(len(tiles), triton.cdiv(width, block))](
                 x,
                 products,
                 plan.table.lines,
-                plan.tiles.small,
+                tiles,
                 x.shape[1],
                 x.stride(0),
                 width,
@@ -99,12 +134,12 @@ class TritonLora:
                 FIELDS=FIELDS,
                 ALIGN=plan.table.alignment,
                 RANK_DIVISOR=plan.table.rank_divisor,
-                ROWS=ROWS_SMALL,
+                ROWS=launch.rows,
                 BLOCK=block,
-                DEPTH=plan.depth,
+                DEPTH=launch.columns,
                 PRECISION=plan.precision,
-                num_warps=4,
-                num_stages=3,
+                num_warps=launch.warps,
+                num_stages=launch.stages,
             )
         return products
 
@@ -117,13 +152,15 @@ class TritonLora:
     ) -> None:
         """Add scale * B (A x) to y [T, O], in place."""
         plan = self._plan(products, segments)
-        columns = self._columns_of(tuple(parts), y.device)
-        if len(plan.tiles.big):
-            _expand[(len(columns.blocks), len(plan.tiles.big))](
+        launch = self._launches.expand.narrowed(y.dtype)
+        columns = self._columns_of(tuple(parts), launch, y.device)
+        tiles = plan.tiles.pieces[launch.rows]
+        if len(tiles):
+            _expand[(len(columns.blocks), len(tiles))](
                 y,
                 products,
                 plan.table.lines,
-                plan.tiles.big,
+                tiles,
                 columns.blocks,
                 y.stride(0),
                 products.stride(0),
@@ -131,11 +168,12 @@ class TritonLora:
                 ALIGN=plan.table.alignment,
                 RANK_DIVISOR=plan.table.rank_divisor,
                 COLUMN_DIVISOR=columns.divisor,
-                ROWS=ROWS_BIG,
-                COLUMNS=COLUMNS,
+                ROWS=launch.rows,
+                COLUMNS=launch.columns,
                 RANKS=plan.rank_block,
                 PRECISION=plan.precision,
-                num_warps=8,
+                num_warps=launch.warps,
+                num_stages=launch.stages,
             )
 
     def backward(
@@ -149,10 +187,11 @@ class TritonLora:
     ) -> None:
         """Add to the factors' float32 gradients, and to `grad_x` [T, I] in place where it is given."""
         plan = self._plan(products, segments)
-        if not len(plan.tiles.small):
+        if not plan.tiles.most_chunks:
             return
-        columns = self._columns_of(tuple(parts), x.device)
-        inputs = self._columns_of((x.shape[1],), x.device)
+        outer = self._launches.outer
+        columns = self._columns_of(tuple(parts), outer, x.device)
+        inputs = self._columns_of((x.shape[1],), outer, x.device)
         grad_products = self._grad_products(grad, products, plan, columns)
         if grad_x is not None:
             self._add_grad_x(grad_x, grad_products, plan, len(parts))
@@ -165,7 +204,8 @@ class TritonLora:
         """Gradient of A's products, scaled."""
         result = torch.empty_like(products)
         modules, block = len(columns.bounds) - 1, plan.rank_block
-        tiles = plan.tiles.small
+        launch = self._launches.grad_products.narrowed(grad.dtype)
+        tiles = plan.tiles.pieces[launch.rows]
         blocks = triton.cdiv(plan.table.widest_rank, block)
         _grad_products[(len(tiles), modules, blocks)](
             grad,
@@ -179,24 +219,25 @@ class TritonLora:
             ALIGN=plan.table.alignment,
             RANK_DIVISOR=plan.table.rank_divisor,
             COLUMN_DIVISOR=columns.divisor,
-            ROWS=ROWS_SMALL,
+            ROWS=launch.rows,
             RANKS=block,
-            DEPTH=plan.depth,
+            DEPTH=launch.columns,
             PRECISION=plan.precision,
-            num_warps=4,
-            num_stages=3,
+            num_warps=launch.warps,
+            num_stages=launch.stages,
         )
         return result
 
     def _add_grad_x(
         self, grad_x: torch.Tensor, grad_products: torch.Tensor, plan: _Plan, modules: int
     ) -> None:
-        features = grad_x.shape[1]
-        _add_grad_x[(triton.cdiv(features, COLUMNS), len(plan.tiles.big))](
+        features, launch = grad_x.shape[1], self._launches.grad_x.narrowed(grad_x.dtype)
+        tiles = plan.tiles.pieces[launch.rows]
+        _add_grad_x[(triton.cdiv(features, launch.columns), len(tiles))](
             grad_x,
             grad_products,
             plan.table.lines,
-            plan.tiles.big,
+            tiles,
             features,
             grad_x.stride(0),
             grad_products.stride(0),
@@ -204,11 +245,12 @@ class TritonLora:
             FIELDS=FIELDS,
             ALIGN=plan.table.alignment,
             RANK_DIVISOR=plan.table.rank_divisor,
-            ROWS=ROWS_BIG,
-            COLUMNS=COLUMNS,
+            ROWS=launch.rows,
+            COLUMNS=launch.columns,
             DEPTH=32,
             PRECISION=plan.precision,
-            num_warps=8,
+            num_warps=launch.warps,
+            num_stages=launch.stages,
         )
 
     def _add_outer(
@@ -223,15 +265,18 @@ class TritonLora:
     ) -> None:
         """Add wide^T narrow of each segment to its gradient of A (transposed) or B."""
         width = modules * plan.table.widest_rank
-        block = _block(width)
+        block, launch = _block(width), self._launches.outer
         chunks, features = plan.tiles.chunks, columns.features
-        partial = wide.new_empty((len(chunks), features * width), dtype=torch.float32)
+        several = plan.tiles.most_chunks > 1
+        room = (len(chunks), features * width) if several else (1,)
+        partial = wide.new_empty(room, dtype=torch.float32)
         _outer[(len(columns.blocks), len(chunks), triton.cdiv(width, block))](
             wide,
             narrow,
             partial,
             plan.table.lines,
             chunks,
+            plan.tiles.first_chunk,
             columns.blocks,
             features,
             wide.stride(0),
@@ -239,16 +284,19 @@ class TritonLora:
             width,
             modules,
             FIELDS=FIELDS,
+            ALIGN=plan.table.alignment,
             RANK_DIVISOR=plan.table.rank_divisor,
             COLUMN_DIVISOR=columns.divisor,
             OF_A=of_a,
-            STEP=32 if plan.features == torch.float32 else 64,
-            COLUMNS=COLUMNS,
+            STEP=launch.rows // 2 if plan.features == torch.float32 else launch.rows,
+            COLUMNS=launch.columns,
             BLOCK=block,
             PRECISION=plan.precision,
-            num_warps=4 if block <= 64 else 8,
-            num_stages=3,
+            num_warps=launch.warps if block <= 64 else 2 * launch.warps,
+            num_stages=launch.stages,
         )
+        if not several:
+            return
         _sum_chunks[(triton.cdiv(features * width, SUM_BLOCK), plan.num_segments)](
             partial,
             plan.table.lines,
@@ -270,14 +318,15 @@ class TritonLora:
         cut = tuple(segment.tokens.indices(num_tokens)[:2] for segment in segments)
         key = table_key(segments)
         return _Plan(
-            tiles=self._tiles.get(cut, lambda: make_tiles(cut, device)),
+            tiles=self._tiles.get(cut, lambda: make_tiles(cut, self._launches.tile_sizes, device)),
             table=self._tables.get(key, lambda: make_table(key, device)),
             features=rows.dtype,
             num_segments=len(segments),
         )
 
-    def _columns_of(self, parts: tuple[int, ...], device: torch.device) -> Columns:
-        return self._columns.get(parts, lambda: make_columns(parts, device))
+    def _columns_of(self, parts: tuple[int, ...], launch: Launch, device: torch.device) -> Columns:
+        size = launch.columns
+        return self._columns.get((parts, size), lambda: make_columns(parts, size, device))
 
 
 def _num_modules(segments: Sequence[Segment]) -> int:
@@ -389,6 +438,9 @@ def _expand(
     b = _pointer(table, segment, 1, y.dtype.element_ty, ALIGN, FIELDS)
     here = products + row.to(tl.int64)[:, None] * width + module * rank
     there = b + column.to(tl.int64)[None, :] * rank
+    place = y + row.to(tl.int64)[:, None] * y_stride + column[None, :]
+    mask = in_rows & in_columns[None, :]
+    before = tl.load(place, mask=mask, other=0.0)  # on its way during the product
     n = tl.arange(0, RANKS)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for first in range(0, rank, RANKS):
@@ -398,10 +450,7 @@ def _expand(
             there + (first + n)[:, None], mask=in_rank[:, None] & in_columns[None, :], other=0.0
         )
         total = tl.dot(left, right, total, input_precision=PRECISION)
-    place = y + row.to(tl.int64)[:, None] * y_stride + column[None, :]
-    mask = in_rows & in_columns[None, :]
-    total = total * _scale(table, segment, FIELDS)
-    total += tl.load(place, mask=mask, other=0.0).to(tl.float32)
+    total = total * _scale(table, segment, FIELDS) + before.to(tl.float32)
     tl.store(place, total.to(y.dtype.element_ty), mask=mask)
 
 
@@ -480,6 +529,9 @@ def _add_grad_x(
     end = modules * _rank(table, segment, RANK_DIVISOR, FIELDS)
     here = grad_products + row.to(tl.int64)[:, None] * width
     there = a + column[None, :]
+    place = grad_x + row.to(tl.int64)[:, None] * x_stride + column[None, :]
+    mask = in_rows & in_columns
+    before = tl.load(place, mask=mask, other=0.0)  # on its way during the product
     n = tl.arange(0, DEPTH)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for first in range(0, end, DEPTH):
@@ -491,9 +543,7 @@ def _add_grad_x(
             other=0.0,
         )
         total = tl.dot(left, right, total, input_precision=PRECISION)
-    place = grad_x + row.to(tl.int64)[:, None] * x_stride + column[None, :]
-    mask = in_rows & in_columns
-    total += tl.load(place, mask=mask, other=0.0).to(tl.float32)
+    total += before.to(tl.float32)
     tl.store(place, total.to(grad_x.dtype.element_ty), mask=mask)
 
 
@@ -504,6 +554,7 @@ def _outer(
     partial,
     table,
     chunks,
+    first_chunk,
     blocks,
     features,
     wide_stride,
@@ -511,6 +562,7 @@ def _outer(
     width,
     modules,
     FIELDS: tl.constexpr,
+    ALIGN: tl.constexpr,
     RANK_DIVISOR: tl.constexpr,
     COLUMN_DIVISOR: tl.constexpr,
     OF_A: tl.constexpr,
@@ -519,7 +571,7 @@ def _outer(
     BLOCK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Sum of one chunk's outer products: [width, features] for A, [features, width] for B."""
+    """Sum of one chunk's outer products, [width, features] for A and [features, width] for B; added to the gradient."""
     block = blocks + tl.program_id(0) * 3
     column = tl.multiple_of(tl.load(block + 1), COLUMN_DIVISOR) + tl.arange(0, COLUMNS)
     in_columns = column < tl.multiple_of(tl.load(block + 2), COLUMN_DIVISOR)
@@ -548,13 +600,27 @@ def _outer(
             other=0.0,
         )
         total = tl.dot(tl.trans(left), right, total, input_precision=PRECISION)
-    place = partial + index.to(tl.int64) * features * width
-    if OF_A:
-        place = place + n.to(tl.int64)[:, None] * features + column[None, :]
-        tl.store(place, tl.trans(total), mask=in_rank[:, None] & in_columns[None, :])
+    # Of one chunk, the sum is the gradient; those of several are added up in order by `_sum_chunks`.
+    if tl.load(first_chunk + segment + 1) - tl.load(first_chunk + segment) == 1:
+        grad = _pointer(table, segment, 2 if OF_A else 3, tl.float32, ALIGN, FIELDS)
+        if OF_A:
+            place = grad + n.to(tl.int64)[:, None] * features + column[None, :]
+            mask = in_rank[:, None] & in_columns[None, :]
+            total_T = tl.trans(total)
+            tl.store(place, tl.load(place, mask=mask, other=0.0) + total_T, mask=mask)
+        else:
+            place = grad + column.to(tl.int64)[:, None] * rank + n[None, :]
+            mask = in_columns[:, None] & in_rank[None, :]
+            total = total * _scale(table, segment, FIELDS)
+            tl.store(place, tl.load(place, mask=mask, other=0.0) + total, mask=mask)
     else:
-        place = place + column.to(tl.int64)[:, None] * width + n[None, :]
-        tl.store(place, total, mask=in_columns[:, None] & in_rank[None, :])
+        chunk_sum = partial + index.to(tl.int64) * features * width
+        if OF_A:
+            place = chunk_sum + n.to(tl.int64)[:, None] * features + column[None, :]
+            tl.store(place, tl.trans(total), mask=in_rank[:, None] & in_columns[None, :])
+        else:
+            place = chunk_sum + column.to(tl.int64)[:, None] * width + n[None, :]
+            tl.store(place, total, mask=in_columns[:, None] & in_rank[None, :])
 
 
 @triton.jit
@@ -572,13 +638,13 @@ def _sum_chunks(
     EQUAL_RANKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Add a segment's chunks to its gradient, one after another."""
+    """Add the chunks of a segment that has several to its gradient, one after another."""
     segment = tl.program_id(1)
     begin = tl.load(first_chunk + segment)
     end = tl.load(first_chunk + segment + 1)
     rank = _rank(table, segment, RANK_DIVISOR, FIELDS)
     element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = (element < features * modules * rank) & (begin < end)
+    inside = (element < features * modules * rank) & (end - begin > 1)
     place = element if OF_A or EQUAL_RANKS else (element // rank) * width + element % rank
     grad = _pointer(table, segment, 2 if OF_A else 3, tl.float32, ALIGN, FIELDS) + element
     here = partial + begin.to(tl.int64) * features * width + place
