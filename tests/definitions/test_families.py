@@ -261,29 +261,24 @@ def test_what_raw_miles_cannot_match_is_refused(changes):
         miles_args(lilo_definitions.get(BIG).derive(**changes))
 
 
-@pytest.mark.parametrize("name", ["tiny", "qwen3_0_6b", "qwen3_8b"])
-def test_adapters_have_the_parameters_that_the_trainer_gives_them(name):
-    from lilo_miles_backend.families.shape import ModelShape
+@pytest.mark.parametrize(
+    "name", ["tiny", "qwen3_0_6b", "smollm2_135m", "qwen3_5_9b_base_miles_lora_16k", BIG]
+)
+def test_adapters_have_the_parameters_that_the_trainer_gives_them(name, tmp_path):
+    from lilo_miles_backend.families.read import read_shape
     from lilo_miles_backend.ranks.sites import lora_sites
 
     one = Job.of(lilo_definitions.get(name))
-    model = one.architecture
-    shape = ModelShape(
-        family=model.family,
-        vocab_size=model.vocab,
-        hidden_size=model.hidden,
-        intermediate_size=model.inner,
-        layers=("softmax",) * model.layers,
-        num_attention_heads=model.heads,
-        num_key_value_heads=model.kv_heads,
-        head_dim=model.head_dim,
-        rms_norm_eps=1e-6,
-        max_position_embeddings=model.context,
-        tie_word_embeddings=model.tied,
-        rope_theta=1e6,
-        rotary_dim=model.head_dim,
-        qk_norm=model.qk_norm,
-    )
-    modules = [m for site in lora_sites(shape) if site.group in one.targets for m in site.modules]
-    trained = sum(one.lora_rank * (m.in_features + m.out_features) for m in modules)
+    config = meta_models.build(one.architecture).config
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict(), default=str))
+    shape = read_shape(tmp_path)
+
+    linears = [
+        module.linear
+        for site in lora_sites(shape)
+        if site.group in one.targets
+        for module in site.modules
+    ]
+
+    trained = sum(one.lora_rank * (each.in_features + each.out_features) for each in linears)
     assert adapter_parameters(one) == trained
