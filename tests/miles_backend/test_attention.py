@@ -29,6 +29,7 @@ from lilo_miles_backend.ranks.attention_plan import (
     stretches,
 )
 from lilo_miles_backend.ranks.collectives import Axis
+from lilo_miles_backend.ranks.kernels import attention_reference
 from lilo_miles_backend.ranks.kernels.attention_choice import (
     TOLERANCE,
     Case,
@@ -267,7 +268,10 @@ def test_kernels_that_raise_or_are_wrong_are_put_aside_with_the_reason() -> None
     assert [note.split()[0] for note in choice.notes] == ["cuDNN", "FA2"]
 
 
-def test_plain_formulas_are_those_of_torch_and_their_gradients_those_of_autograd() -> None:
+def test_plain_formulas_are_those_of_torch_and_their_gradients_those_of_autograd(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attention_reference, "QUERIES_AT_ONCE", 3)
     q, k, v, grad = (
         torch.randn(2, length, heads, SIZE, dtype=torch.float64)
         for length, heads in ((7, HEADS), (9, GROUPS), (9, GROUPS), (7, HEADS))

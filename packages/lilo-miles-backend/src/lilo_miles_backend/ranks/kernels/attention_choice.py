@@ -110,14 +110,7 @@ def choose_attention(
             description=cpu.name,
         )
     if dtype not in (torch.bfloat16, torch.float16):
-        return AttentionKernels(
-            dense=PlainAttention(),
-            packed=None,
-            merge=merge_,
-            dense_from=0,
-            dense_at_once_from=0,
-            description=f"plain formulas, whose memory grows with the square of a row: no kernel takes {dtype}",
-        )
+        return _plain(f"no kernel takes {dtype}")
     return _fast(Case(device, dtype, head_dim, sharing))
 
 
@@ -133,10 +126,7 @@ def _fast(case: Case) -> AttentionKernels:
         lambda kernel: packed_error(kernel, case),
     )
     if dense is None:
-        raise RuntimeError(
-            f"no attention kernel for {case.dtype} heads of {case.head_dim} works on {case.device}: {'; '.join(choice.notes)}; "
-            "install a torch whose CUDA build knows this card, or set the definition's dtype to float32"
-        )
+        return _plain("; ".join(choice.notes))
     names = dense.name if packed is None else f"{dense.name}, {packed.name}"
     is_planning = isinstance(dense, CudnnAttention)
     dense_from = FA4_FROM if isinstance(packed, Fa4PackedAttention) else DENSE_FROM
@@ -152,6 +142,18 @@ def _fast(case: Case) -> AttentionKernels:
         "attention: %s for heads of %s in %s", kernels.description, case.head_dim, case.dtype
     )
     return kernels
+
+
+def _plain(reason: str) -> AttentionKernels:
+    logger.warning("attention: plain formulas, which are slow: %s", reason)
+    return AttentionKernels(
+        dense=PlainAttention(),
+        packed=None,
+        merge=merge_,
+        dense_from=0,
+        dense_at_once_from=0,
+        description=f"{PlainAttention.name}; {reason}",
+    )
 
 
 def _gpu_merge() -> Merge:

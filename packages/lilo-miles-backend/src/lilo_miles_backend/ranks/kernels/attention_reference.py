@@ -1,11 +1,12 @@
 """Attention without a GPU: torch's flash kernel for CPUs, and plain formulas that every other kernel is checked against.
 
 `CpuAttention` is the op behind torch's `scaled_dot_product_attention` on a CPU, called directly since that keeps its
-log-sum-exp. `PlainAttention` holds all scores at once: for checks, and for devices and dtypes that no kernel serves.
+log-sum-exp. `PlainAttention` is for checks, and for GPUs and dtypes that no kernel serves: slow, its memory grows with a row's length.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 import torch
@@ -15,6 +16,9 @@ from lilo_miles_backend.ranks.kernels.attention_kernel import (
     AttentionGrads,
     PackedBounds,
 )
+
+QUERIES_AT_ONCE = 512
+"""Of the plain formulas: their scores are [B, N, this, K]."""
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -55,7 +59,7 @@ def _heads_first(x: torch.Tensor) -> torch.Tensor:
 
 
 class PlainAttention:
-    """The formulas, in the dtype of the inputs or in float32 for shorter ones; scores are [B, N, S, K]."""
+    """The formulas, in the dtype of the inputs or in float32 for shorter ones, some queries at a time."""
 
     name = "plain"
 
@@ -63,11 +67,12 @@ class PlainAttention:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, scale: float
     ) -> Attended:
         """See `DenseAttention`; where K is above S, the last query sees the last key."""
-        scores = _scores(q, k, causal, scale)
-        lse = torch.logsumexp(scores, -1)
-        weights = (scores - lse[..., None]).exp()
-        out = torch.einsum("bnsk,bknd->bsnd", weights, _repeated(v, q.shape[2]))
-        return Attended(out.to(q.dtype).contiguous(), lse)
+        parts = [
+            _attend(q[:, here], k[:, seen], v[:, seen], causal, scale)
+            for here, seen in _blocks(q.shape[1], k.shape[1], causal)
+        ]
+        outs, lses = zip(*parts, strict=True)
+        return Attended(torch.cat(outs, 1), torch.cat(lses, 2))
 
     def backward(
         self,
@@ -81,18 +86,39 @@ class PlainAttention:
         scale: float,
     ) -> AttentionGrads:
         """See `DenseAttention`. With p = exp(s - lse): ds = p (g v - sum(g out)); dq = ds k, dk = ds q, dv = p g."""
-        heads = q.shape[2]
-        weights = (_scores(q, k, causal, scale) - attended.lse[..., None]).exp()
-        wide = _wide(grad)
-        grad_v = torch.einsum("bnsk,bsnd->bknd", weights, wide)
-        dots = (wide * _wide(attended.out)).sum(-1).transpose(1, 2)[..., None]
-        products = torch.einsum("bsnd,bknd->bnsk", wide, _repeated(v, heads))
-        grad_scores = weights * (products - dots) * scale
+        grad_k, grad_v = torch.zeros_like(_wide(k)), torch.zeros_like(_wide(v))
+        grads_q: list[torch.Tensor] = []
+        for here, seen in _blocks(q.shape[1], k.shape[1], causal):
+            block, back, keys = _wide(q[:, here]), _wide(grad[:, here]), k[:, seen]
+            heads = block.shape[2]
+            scores = _scores(block, keys, causal, scale)
+            weights = (scores - attended.lse[:, :, here, None]).exp()
+            grad_v[:, seen] += _grouped(torch.einsum("bnsk,bsnd->bknd", weights, back), v)
+            dots = (back * _wide(attended.out[:, here])).sum(-1).transpose(1, 2)[..., None]
+            products = torch.einsum("bsnd,bknd->bnsk", back, _repeated(v[:, seen], heads))
+            grad_scores = weights * (products - dots) * scale
+            grads_q.append(torch.einsum("bnsk,bknd->bsnd", grad_scores, _repeated(keys, heads)))
+            grad_k[:, seen] += _grouped(torch.einsum("bnsk,bsnd->bknd", grad_scores, block), k)
         return AttentionGrads(
-            torch.einsum("bnsk,bknd->bsnd", grad_scores, _repeated(k, heads)).to(q.dtype),
-            _grouped(torch.einsum("bnsk,bsnd->bknd", grad_scores, _wide(q)), k),
-            _grouped(grad_v, v),
+            torch.cat(grads_q, 1).to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype)
         )
+
+
+def _attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    scores = _scores(q, k, causal, scale)
+    lse = torch.logsumexp(scores, -1)
+    weights = scores.sub_(lse[..., None]).exp_()
+    out = torch.einsum("bnsk,bknd->bsnd", weights, _repeated(v, q.shape[2]))
+    return out.to(q.dtype).contiguous(), lse
+
+
+def _blocks(queries: int, keys: int, causal: bool) -> Iterator[tuple[slice, slice]]:
+    """Queries that are computed together, and the keys that any of them may see."""
+    for start in range(0, queries, QUERIES_AT_ONCE):
+        stop = min(start + QUERIES_AT_ONCE, queries)
+        yield slice(start, stop), slice(0, keys - queries + stop if causal else keys)
 
 
 class PlainPackedAttention:
@@ -176,4 +202,4 @@ def _repeated(x: torch.Tensor, heads: int) -> torch.Tensor:
 
 def _grouped(grad: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
     """The sum over the query heads that share a key/value head."""
-    return grad.unflatten(2, (of.shape[2], -1)).sum(3).to(of.dtype)
+    return grad.unflatten(2, (of.shape[2], -1)).sum(3)
