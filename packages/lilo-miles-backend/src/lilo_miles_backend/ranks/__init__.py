@@ -4,7 +4,9 @@ rank.py               one method per command
 batch.py              a batch's items as passes, and their outputs over all ranks
 forward_backward.py   rows -> microbatches -> model -> loss -> gradients of the adapters
 rows.py, microbatch.py, alignment.py, stream.py     how rows lie, are padded, packed and shared out
-model.py, attention.py, elementwise.py, weights.py  this rank's part of the frozen base model on megatron-core
+model.py, build.py, weights.py, write_weights.py    this rank's part of the frozen base model on megatron-core
+layers/, attention.py, rotary.py, levels.py         a layer as one autograd node, what mixes its tokens, what it keeps
+kernels/                                            what differs by device
 sites.py, lora.py, adapter.py, residents.py         adapters, where they act, and which part of them is here
 losses.py, logprobs.py                              formulas, and logprobs without all logits
 reduction.py, optimizer.py                          gradients and norm over all ranks; AdamW of one adapter
