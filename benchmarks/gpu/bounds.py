@@ -41,12 +41,16 @@ def _fast(ours: Sequence[Line], peers: Sequence[Line]) -> Iterable[Line]:
 
 
 def _lean(ours: Sequence[Line], peers: Sequence[Line]) -> Iterable[Line]:
-    fitting = [line for line in peers if line["tokens"] == LEAN_TOKENS]
-    leanest = min(fitting, key=lambda line: line["peak_gib"], default=None)
-    mine = [line for line in ours if line["tokens"] == LEAN_TOKENS]
+    """Our fastest level that needs no more memory than their leanest setting; our leanest one, if none does."""
+    theirs = [line for line in peers if line["tokens"] == LEAN_TOKENS]
+    leanest = min(theirs, key=lambda line: line["peak_gib"], default=None)
+    mine = sorted(
+        (line for line in ours if line["tokens"] == LEAN_TOKENS), key=lambda line: line["peak_gib"]
+    )
     if leanest is None or not mine:
         return
-    lean = min(mine, key=lambda line: line["peak_gib"])
+    fitting = [line for line in mine if line["peak_gib"] <= leanest["peak_gib"]] or mine[:1]
+    lean = max(fitting, key=lambda line: line["tok_s"])
     who = f"{leanest['setting']}, the leanest"
     yield {
         "case": "bounds",

@@ -56,11 +56,11 @@ def show(profiler: profile, tokens: int, wall_ms: float) -> None:
     """Milliseconds and calls by kind, the largest first."""
     kinds: dict[str, list[float]] = {}
     for event in profiler.key_averages():
-        if event.device_type != torch.autograd.DeviceType.CUDA:
+        if event.device_type != torch.autograd.DeviceType.CUDA:  # pyright: ignore[reportPrivateImportUsage]
             continue
         kind = next(
             (k for k, words in KINDS.items() if any(w in event.key.lower() for w in words)),
-            event.key[:60],
+            event.key.replace("void at::native::", "")[:110],
         )
         found = kinds.setdefault(kind, [0.0, 0.0])
         found[0] += event.self_device_time_total / 1e3

@@ -14,10 +14,13 @@ import torch.distributed as dist
 from lilo_definitions import Definition
 from lilo_engine.commands.backend import BackendConfig
 from lilo_miles_backend.config import BackendSettings
-from lilo_miles_backend.ranks import parallel
+from lilo_miles_backend.ranks import parallel, storage
 from lilo_miles_backend.ranks.place import RankPlace
 from lilo_miles_backend.ranks.rank import Rank
-from torch.testing._internal.distributed.fake_pg import FakeStore
+from lilo_volume import SoloGroup
+from torch.testing._internal.distributed import fake_pg
+
+_Store = dist.HashStore  # pyright: ignore[reportPrivateImportUsage]
 
 
 class _Done:
@@ -36,7 +39,8 @@ def emulate() -> None:
     started, made = dist.init_process_group, dist.new_group
 
     def init(_backend: str, *, rank: int, world_size: int, **_other: Any) -> None:
-        started("fake", store=FakeStore(), rank=rank, world_size=world_size)
+        assert fake_pg, "imported, which makes the backend known"
+        started("fake", store=_Store(), rank=rank, world_size=world_size)
 
     def new_group(*arguments: Any, **given: Any) -> Any:
         given.pop("backend", None)
@@ -58,8 +62,9 @@ def emulate() -> None:
     dist.all_reduce = lambda *_, **given: _done(given)
     dist.all_gather_object = all_gather_object
     dist.barrier = lambda *_, **given: _done(given)
-    # The limits of such groups cannot be read back.
+    # The limits of such groups cannot be read back, and nothing is published.
     parallel._limits = dict[str, float]
+    storage._group_of = lambda _: SoloGroup()
 
 
 def rank_of(what: Definition, checkpoints_root: str) -> Rank:

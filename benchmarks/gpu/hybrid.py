@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from lilo_engine.commands.command import Batch, WorkItem
@@ -21,7 +21,7 @@ from lilo_miles_backend.rank_commands import CreateAdapter, DropGradients, RunBa
 from lilo_miles_backend.ranks.rank import Rank
 
 from benchmarks.gpu.emulated import emulate, rank_of
-from benchmarks.gpu.lines import bound, emit, part
+from benchmarks.gpu.lines import emit, part
 from benchmarks.gpu.models import model_folder
 from benchmarks.gpu.predict import Layer, predictions
 
@@ -134,7 +134,9 @@ def model(
 
 def measure(rank: Rank, tokens: int, keep: str, layers: int, vocabulary: int) -> Measured:
     """Steps of one row of which this rank has its part."""
-    rank.model.keep([keep] * layers)  # pyright: ignore[reportAttributeAccessIssue]
+    # A definition has one level; rebuilding the rank for each would cost more than measuring it.
+    batches = rank._batches
+    batches.limits = replace(batches.limits, levels=lambda _: (keep,) * layers)
     item = WorkItem(
         operation_id="op", model_id=MODEL, datums=tuple(random_datums([tokens], vocabulary))
     )
@@ -147,7 +149,6 @@ def measure(rank: Rank, tokens: int, keep: str, layers: int, vocabulary: int) ->
     rank.execute(DropGradients(model_id=MODEL))
     held = torch.cuda.memory_allocated() / GIB if torch.cuda.is_available() else 0.0
     timing = timed(step, warm=1, runs=3, budget_s=4.0)
-    bound(CASE, f"{tokens} tokens, keep {keep}: it ran", timing.best_s, "> 0 s", timing.best_s > 0)
     return Measured(seconds=timing.best_s, gib=timing.peak_gib - held)
 
 
