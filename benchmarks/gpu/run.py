@@ -63,6 +63,7 @@ CASES = (
     Case("whole", limit_s=200.0, small=("small:128",)),
     Case("breakdown", limit_s=90.0),
     Case("adapters", limit_s=120.0, small=(*_SMALL, "--tokens", "256")),
+    Case("adapter_launches", limit_s=120.0),
     Case("check_attention", limit_s=90.0),
     Case("check_kernels", limit_s=90.0),
     Case("check_loss", limit_s=90.0),
