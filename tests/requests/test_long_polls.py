@@ -6,7 +6,7 @@ import anyio
 import pytest
 from fastapi import Request
 from lilo_engine.errors import NotFound
-from lilo_engine.requests.long_polls import LongPolls
+from lilo_engine.requests.long_polls import UNWATCHED_S, LongPolls
 from starlette.requests import ClientDisconnect
 
 pytestmark = pytest.mark.anyio
@@ -22,17 +22,18 @@ def asked(left: anyio.Event | None = None) -> Request:
     return Request({"type": "http", "method": "POST", "path": "/", "headers": []}, receive)
 
 
-async def test_polls_that_wait_are_answered_at_the_end_and_later_ones_at_once():
+@pytest.mark.parametrize("long", [False, True], ids=["in its first moment", "later"])
+async def test_polls_that_wait_are_answered_at_the_end_and_later_ones_at_once(long):
     polls, waits, answers = LongPolls(), [], []
 
     async def look(wait_s: float) -> str:
         waits.append(wait_s)
-        if wait_s:
+        if wait_s > UNWATCHED_S or (wait_s and not long):
             await anyio.sleep_forever()
         return "not ready"
 
     async def poll() -> None:
-        answers.append(await polls.answer(asked(), look, 25.0))
+        answers.append(await polls.answer(asked(), look, 25.0, pending=bool))
 
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
@@ -40,10 +41,13 @@ async def test_polls_that_wait_are_answered_at_the_end_and_later_ones_at_once():
                 tasks.start_soon(poll)
             await anyio.wait_all_tasks_blocked()
             assert answers == []
+            assert polls.num_waiting == 3
             polls.end()
         await poll()
     assert answers == ["not ready"] * 4
-    assert waits == [25.0] * 3 + [0.0] * 4
+    assert polls.num_waiting == 0
+    assert waits[-4:] == [0.0] * 4
+    assert sum(waits) == 3 * (25.0 if long else UNWATCHED_S)
 
 
 async def test_a_client_that_leaves_takes_its_poll_along():
@@ -51,19 +55,31 @@ async def test_a_client_that_leaves_takes_its_poll_along():
 
     async def look(wait_s: float) -> str:
         looks.append(wait_s)
-        await anyio.sleep_forever()
-        raise AssertionError("unreachable")
+        if wait_s > UNWATCHED_S:
+            await anyio.sleep_forever()
+        return "not ready"
 
     async def poll() -> None:
         with pytest.raises(ClientDisconnect):
-            await polls.answer(asked(left), look, 25.0)
+            await polls.answer(asked(left), look, 25.0, pending=bool)
 
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(poll)
             await anyio.wait_all_tasks_blocked()
             left.set()
-    assert looks == [25.0], "nobody is there to hear of what there is"
+    assert looks == [1.0, 24.0], "nobody is there to hear of what there is"
+
+
+async def test_an_answer_that_is_there_is_given_at_once():
+    looks = []
+
+    async def look(wait_s: float) -> str:
+        looks.append(wait_s)
+        return ""
+
+    assert await LongPolls().answer(asked(), look, 25.0, pending=bool) == ""
+    assert looks == [UNWATCHED_S]
 
 
 async def test_an_error_is_the_answer_as_it_is():
@@ -71,7 +87,7 @@ async def test_an_error_is_the_answer_as_it_is():
         raise NotFound("there is none")
 
     with pytest.raises(NotFound, match="there is none"):
-        await LongPolls().answer(asked(), look, 25.0)
+        await LongPolls().answer(asked(), look, 25.0, pending=bool)
 
 
 async def test_a_poll_that_is_cancelled_ends():
@@ -82,6 +98,6 @@ async def test_a_poll_that_is_cancelled_ends():
         raise AssertionError("unreachable")
 
     with anyio.move_on_after(0) as left:
-        await polls.answer(asked(), look, 25.0)
+        await polls.answer(asked(), look, 25.0, pending=bool)
     assert left.cancelled_caught
     polls.end()

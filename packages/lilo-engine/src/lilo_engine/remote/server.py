@@ -26,6 +26,7 @@ from lilo_engine.console.engine_view import EngineView
 from lilo_engine.engine_client import EngineClient
 from lilo_engine.errors import LiloError, NotFound, ServerError
 from lilo_engine.operations.operation import RequestId
+from lilo_engine.operations.result import Pending
 from lilo_engine.remote.calls import (
     ENGINE_METHODS,
     EPOCH_HEADER,
@@ -199,17 +200,22 @@ def _polls(answering: Answering, request: Request) -> dict[str, _Method]:
 
     async def retrieve(request_id: str, wait_s: float) -> object:
         look = partial(engine.retrieve, RequestId(request_id))
-        return await polls.answer(request, look, wait_s)
+        return await polls.answer(request, look, wait_s, pending=_is_pending)
 
     async def retrieve_sample(request_id: str, wait_s: float) -> object:
-        return await polls.answer(request, partial(sampling.retrieve, request_id), wait_s)
+        look = partial(sampling.retrieve, request_id)
+        return await polls.answer(request, look, wait_s, pending=_is_pending)
 
     async def completions(whose: tuple[str, int], cursor: int, wait_s: float) -> Completions:
         look = partial(sampling.completions, Whose(*whose), cursor)
-        return await polls.answer(request, look, wait_s)
+        return await polls.answer(request, look, wait_s, pending=lambda seen: not seen.ended)
 
     return {
         "retrieve": retrieve,
         "sampling.retrieve": retrieve_sample,
         "sampling.completions": completions,
     }
+
+
+def _is_pending(state: object) -> bool:
+    return isinstance(state, Pending)

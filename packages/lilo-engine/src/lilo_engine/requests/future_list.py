@@ -37,7 +37,7 @@ async def retrieve_futures(request: Request) -> Response:
     async def look(some_s: float) -> Completions:
         return await front.sampling.completions(whose, wire.prev_cursor, some_s)
 
-    found = await front.polls.answer(request, look, wait_s)
+    found = await front.polls.answer(request, look, wait_s, pending=lambda seen: not seen.ended)
     completions = [_completion(id, outcome) for id, outcome in found.ended]
     return json_response({"completions": completions, "cursor": found.cursor})
 

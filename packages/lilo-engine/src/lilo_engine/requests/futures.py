@@ -82,7 +82,12 @@ async def _state(
             return await front.retrieve_sample(request_id, wait_s)
         return await front.retrieve(request_id, wait_s)
 
-    return await front.polls.answer(request, look, front.settings.long_poll_s)
+    return await front.polls.answer(
+        request,
+        look,
+        front.settings.long_poll_s,
+        pending=lambda state: isinstance(state, Pending),
+    )
 
 
 def _pending(state: Pending) -> Response:

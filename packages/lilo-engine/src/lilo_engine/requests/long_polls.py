@@ -6,13 +6,16 @@ that is cut off by the web server instead leaves a traceback on the console. A c
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import anyio
 from starlette.requests import ClientDisconnect, Request
 
 T = TypeVar("T")
+UNWATCHED_S = 1.0
+"""For so long a poll may wait for a client that has left."""
 
 
 class LongPolls:
@@ -29,7 +32,12 @@ class LongPolls:
         return len(self._waiting)
 
     async def answer(
-        self, request: Request, look: Callable[[float], Awaitable[T]], wait_s: float
+        self,
+        request: Request,
+        look: Callable[[float], Awaitable[T]],
+        wait_s: float,
+        *,
+        pending: Callable[[T], bool],
     ) -> T:
         """What `look(wait_s)` gives, or `look(0)` as soon as the server stops.
 
@@ -37,14 +45,30 @@ class LongPolls:
             request: of the client; its body was read.
             look: gives the state, waiting for the given seconds at most if it is not final; may be cancelled.
             wait_s: how long it may wait while the server runs.
+            pending: whether a state is not final.
 
         Raises:
             ClientDisconnect: nobody waits for the answer any more.
         """
-        if self._ended or wait_s <= 0:
-            return await look(0.0)
-        found: list[T] = []
-        failed: list[Exception] = []
+        # Most answers are there in a moment, and watching a client costs as much as the rest of a poll.
+        moment_s = min(wait_s, UNWATCHED_S)
+        if not self._ended:
+            with anyio.CancelScope() as scope, self._noted(scope):
+                found = await look(moment_s)
+                if wait_s <= moment_s or not pending(found):
+                    return found
+        if not self._ended:
+            told = await self._watched(request, look, wait_s - moment_s)
+            if told:
+                return told[0]
+        return await look(0.0)
+
+    async def _watched(
+        self, request: Request, look: Callable[[float], Awaitable[T]], wait_s: float
+    ) -> tuple[T] | None:
+        """What `look` gives; None if the server stops."""
+        told: tuple[T] | None = None
+        failed: Exception | None = None
         left = False
 
         async def leave() -> None:
@@ -55,21 +79,27 @@ class LongPolls:
             tasks.cancel_scope.cancel()
 
         async with anyio.create_task_group() as tasks:
-            self._waiting.add(tasks.cancel_scope)
             tasks.start_soon(leave)
             try:
-                found.append(await look(wait_s))
+                with self._noted(tasks.cancel_scope):
+                    told = (await look(wait_s),)
             except Exception as error:
-                # As it is, not in a group.
-                failed.append(error)
-            finally:
-                self._waiting.discard(tasks.cancel_scope)
+                # Raised below as it is, not in a group.
+                failed = error
             tasks.cancel_scope.cancel()
-        if failed:
-            raise failed[0]
-        if left and not found:
+        if failed is not None:
+            raise failed
+        if left and told is None:
             raise ClientDisconnect
-        return found[0] if found else await look(0.0)
+        return told
+
+    @contextmanager
+    def _noted(self, scope: anyio.CancelScope) -> Generator[None]:
+        self._waiting.add(scope)
+        try:
+            yield
+        finally:
+            self._waiting.discard(scope)
 
     def end(self) -> None:
         """Have those that wait answered now, and later ones at once."""
