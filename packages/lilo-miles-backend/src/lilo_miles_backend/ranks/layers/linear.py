@@ -31,10 +31,14 @@ class Linear:
         x_TI: torch.Tensor,
         segments: Sequence[Segment],
         residual_TO: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The product [T, O] with the adapters' part, added to `residual_TO` where it is given."""
+        """The product [T, O] with the adapters' part, added to `residual_TO` and written to `out` where they are given."""
         weight_IO = self._weight.t()
-        y = x_TI @ weight_IO if residual_TO is None else torch.addmm(residual_TO, x_TI, weight_IO)
+        if residual_TO is None:
+            y = torch.mm(x_TI, weight_IO, out=out)
+        else:
+            y = torch.addmm(residual_TO, x_TI, weight_IO, out=out)
         if segments:
             products = self._lora.shrink(x_TI, segments)
             self._lora.expand_(self._adapted(y), products, segments, self.parts)

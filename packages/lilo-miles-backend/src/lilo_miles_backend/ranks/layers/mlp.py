@@ -66,7 +66,7 @@ class Mlp:
     ) -> tuple[torch.Tensor, GateUps | None]:
         """The layer's output [T, H], and what `backward` need not compute again if it is to be kept."""
         kept: GateUps = []
-        outs: list[torch.Tensor] = []
+        y_TH = torch.empty_like(middle_TH)
         for piece in self._pieces(middle_TH, adapters):
             here = adapters.inside(piece, middle_TH.shape[0])
             middle = middle_TH[piece]
@@ -77,8 +77,8 @@ class Mlp:
                 kept.append(gate_up)
             activated = self._elementwise.swiglu(gate_up)
             del gate_up
-            outs.append(self._down(activated, here.fc2, middle))
-        return _joined(outs), kept if keep else None
+            self._down(activated, here.fc2, middle, y_TH[piece])
+        return y_TH, kept if keep else None
 
     def backward(
         self,
@@ -88,15 +88,14 @@ class Mlp:
         adapters: MlpAdapters,
     ) -> torch.Tensor:
         """Gradient of `middle` [T, H], the residual's in it; adds to the adapters' gradients, and empties `kept`."""
-        grads: list[torch.Tensor] = []
+        grad_middle_TH = torch.empty_like(middle_TH)
         for piece in self._pieces(middle_TH, adapters):
             here = adapters.inside(piece, middle_TH.shape[0])
-            grads.append(
-                self._piece_back(
-                    grad_TH[piece], middle_TH[piece], kept.pop(0) if kept else None, here
-                )
+            grad = self._piece_back(
+                grad_TH[piece], middle_TH[piece], kept.pop(0) if kept else None, here
             )
-        return _joined(grads)
+            torch.add(grad, grad_TH[piece], out=grad_middle_TH[piece])
+        return grad_middle_TH
 
     def _piece_back(
         self,
@@ -105,6 +104,7 @@ class Mlp:
         gate_up: torch.Tensor | None,
         adapters: MlpAdapters,
     ) -> torch.Tensor:
+        """Gradient of a piece of `middle` through the MLP alone."""
         normed, inverse = self._elementwise.rms_norm(middle, self._norm, self._eps)
         if gate_up is None:
             gate_up = self._fc1.forward(normed, adapters.fc1)
@@ -116,20 +116,22 @@ class Mlp:
         grad_normed = self._fc1.backward(grad_gate_up, normed, adapters.fc1)
         del grad_gate_up, normed
         sum_in_place(grad_normed, self._tp)
-        grad_middle = self._elementwise.rms_norm_backward(grad_normed, middle, inverse, self._norm)
-        return grad_middle.add_(grad)
+        return self._elementwise.rms_norm_backward(grad_normed, middle, inverse, self._norm)
 
     def _down(
-        self, activated: torch.Tensor, segments: Sequence[Segment], middle: torch.Tensor
-    ) -> torch.Tensor:
-        if not self._tp.is_split:
-            return self._fc2.forward(activated, segments, middle)
-        return sum_in_place(self._fc2.forward(activated, segments), self._tp).add_(middle)
+        self,
+        activated: torch.Tensor,
+        segments: Sequence[Segment],
+        middle: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """Write a piece of the output, the sum of all ranks' products and the residual."""
+        if self._tp.is_split:
+            self._fc2.forward(activated, segments, out=out)
+            sum_in_place(out, self._tp).add_(middle)
+        else:
+            self._fc2.forward(activated, segments, middle, out)
 
     def _pieces(self, middle_TH: torch.Tensor, adapters: MlpAdapters) -> list[slice]:
         segments = adapters.fc1 or adapters.fc2
         return cut_pieces(middle_TH.shape[0], segments, self._piece_tokens)
-
-
-def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
