@@ -106,6 +106,22 @@ class Compared:
         )
 
 
+def same_weights(one: AdapterState, other: AdapterState) -> bool:
+    """Whether two adapters are equal bit for bit."""
+    return one.weights.keys() == other.weights.keys() and all(
+        torch.equal(tensor, other.weights[name]) for name, tensor in one.weights.items()
+    )
+
+
+def exported(definition: Definition, state: AdapterState, snapshot: Path) -> float:
+    """Largest difference of logprobs between a published folder in PEFT and the adapter in float64."""
+    compared = Compared.of(definition, state)
+    model = ref.Reference.exported(definition, snapshot)
+    with torch.no_grad():
+        theirs = torch.cat([model.logprobs(one) for one in compared.datums])
+    return float((theirs - compared.logprobs).abs().max())
+
+
 def round_trip(definition: Definition, source: Path, root: Path) -> list[str]:
     """Names of the tensors of `source` that are others after they were read by a trainer and written by it."""
     with tempfile.TemporaryDirectory(prefix="weights-", dir=_made(root)) as folder:

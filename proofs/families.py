@@ -21,12 +21,13 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from _families import Compared, Errors, published, round_trip
+from _families import Compared, Errors, exported, published, round_trip, same_weights
 
 from tests.miles_backend import reference as ref
 from tests.miles_backend.broken import FAULTS, break_rank
 from tests.miles_backend.layouts import laid_out, world
 from tests.miles_backend.random_families import MODELS, write_model
+from tests.miles_backend.test_saved_layouts import load, save
 
 if TYPE_CHECKING:
     from lilo_definitions import Definition
@@ -35,6 +36,7 @@ LAYOUTS = {"TP1": (1, 1), "TP2": (2, 1), "CP2": (1, 2), "TP2 x CP2": (2, 2)}
 """tp, cp."""
 LIMITS = {"llama": 1e-5, "qwen3": 1e-5, "qwen3_5": 2e-5}
 """max|d| / max|ref| of a tensor, by family; transformers itself is about 1e-5 from float64 on hybrids."""
+EXPORT = 1e-5
 SEEN = 100
 """Times the limit that an injected fault must be off at least."""
 
@@ -54,6 +56,7 @@ def main() -> None:
                 compared = parity(proof, name, definition, root)
                 if name == "qwen3_5":
                     faults(proof, definition, compared, root)
+                    saved(proof, definition, root / "saved")
         with proof.part("weights: runs"):
             files(proof, root)
     with proof.part("published sizes: runs"):
@@ -98,6 +101,26 @@ def faults(proof: Proof, definition: Definition, compared: Compared, root: Path)
             ranks.call(break_rank, fault)
             errors = compared.errors(ranks)
         proof.at_least(f"injected: {what}: worst gradient is off by", errors.gradients, limit)
+
+
+def saved(proof: Proof, definition: Definition, root: Path) -> None:
+    """A hybrid's adapter, of which two ranks hold the heads in their own order, in files that have the model's."""
+    root.mkdir()
+    with world(laid_out(definition, tp=2), root) as ranks:
+        ranks.create("m", ref.spec(4))
+        state = ranks.state("m")
+        save(ranks, "weights", "two")
+        snapshot = save(ranks, "sampler_weights", "two")
+    for tp in (1, 2):
+        with world(laid_out(definition, tp=tp), root) as ranks:
+            load(ranks)
+            label = f"qwen3_5: saved by TP2, loaded by TP{tp}"
+            proof.equal(f"{label}: same bits", same_weights(ranks.state("m"), state), True)
+    proof.at_most(
+        "qwen3_5: snapshot of TP2 loaded by PEFT, max|d| of logprobs against the factors in float64",
+        exported(definition, state, Path(snapshot.folder)),
+        EXPORT,
+    )
 
 
 def files(proof: Proof, root: Path) -> None:
