@@ -75,7 +75,8 @@ def _gather(output: torch.Tensor, mine: torch.Tensor, *, group: Member, **_: Any
 def _reduce(output: torch.Tensor, whole: torch.Tensor, *, group: Member, **_: Any) -> _Done:
     everybody = [whole] if group.room is None else group.room.exchange(group.rank, whole)
     parts = [one.view(-1, *output.shape)[group.rank] for one in everybody]
-    output.copy_(torch.stack(parts).float().sum(0))
+    wide = torch.promote_types(output.dtype, torch.float32)
+    output.copy_(torch.stack(parts).sum(0, dtype=wide))
     if group.room is not None:
         group.room.barrier.wait()
     return _Done()
