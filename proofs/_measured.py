@@ -69,6 +69,7 @@ class Row:
             slots=self.slots,
             logprob_chunk_tokens=4096,
             shard_embedding=False,
+            sequence_parallel=True,
         )
 
     @property

@@ -66,7 +66,6 @@ def test_any_models_config_can_be_planned(tmp_path):
         ((BIG, "--gpus", "7"), "tp 2 x cp 8"),
         ((BIG, "--tp", "3"), "4 key-value heads"),
         ((BIG, "--trainer", "miles", "--keep", "all"), "raw Miles keeps input"),
-        (("tiny", "--keep", "qkv"), "CPU trainer keeps all"),
         (("no-such-folder/config.json",), "No such file"),
         (("tiny", "--search"), "CPU"),
         (("tiny", "--trainer", "miles"), "CUDA"),

@@ -1,8 +1,8 @@
-"""Bytes of activations on a GPU rank: what each layer keeps until its backward, and what a backward works with.
+"""Bytes of activations: what each layer keeps until its backward, and what a backward works with on a GPU rank.
 
 The form of a trainer whose frozen linears never need their input: an adapter's input is one norm or one gated product
-away and is made again. Measured on one and two H200 (`proofs/planner.py` holds the rows); sequence parallelism shares the
-residual stream out over the tensor-parallel ranks.
+away and is made again. Measured on one and two H200 (`proofs/planner.py` holds the rows) with a slice whose
+tensor-parallel ranks shared out the residual stream, which a job says.
 
 Names: H hidden, F inner, e bytes of an activation; q, k, v widths of all heads; all per token and rank.
 """
@@ -14,7 +14,7 @@ from lilo_definitions.planner.job import Job
 from lilo_definitions.trainer import KEEPS, Keep
 
 MLP_PIECE_TOKENS = 8192
-"""Tokens of one piece of the MLP's backward, which never holds gate, up and their gradients for all tokens."""
+"""Tokens that an MLP has at once, forward and backward: gate, up and their gradients are never there for all."""
 _DELTA_CHUNK = 64
 """Tokens of a chunk of the delta rule; each leaves a state of key_dim x value_dim per value head."""
 _FP32 = 4
@@ -38,7 +38,7 @@ def layer_bytes(job: Job, kind: Kind, keep: Keep) -> float:
 def _softmax_kept(job: Job) -> tuple[float, float, float, float]:
     """Of a layer with softmax attention: what each level adds: input, attention, qkv, all."""
     model, e, tp = job.architecture, job.dtype_bytes, job.tp
-    stream = e * model.hidden / tp
+    stream = e * model.hidden / job.stream_shards
     # Output and float32 log-sum-exp of the attention, and the residual stream between attention and MLP.
     attention = (e * model.attention_width + _FP32 * model.heads) / tp + stream
     return stream, attention, e * _qkv_width(job), e * 2 * model.inner / tp
@@ -48,7 +48,7 @@ def _linear_kept(job: Job) -> tuple[float, float, float, float]:
     """Of a layer with linear attention."""
     model, e, tp = job.architecture, job.dtype_bytes, job.tp
     assert model.linear is not None, "a model without linear layers keeps nothing in them"
-    stream = e * model.hidden / tp
+    stream = e * model.hidden / job.stream_shards
     attention = e * model.linear.value_width / tp + stream
     return stream, attention, e * model.linear_in_width / tp, e * 2 * model.inner / tp
 
@@ -69,14 +69,14 @@ def softmax_backward_bytes(job: Job, keep: Keep) -> float:
     model, e, tp = job.architecture, job.dtype_bytes, job.tp
     level = KEEPS.index(keep)
     queries, keys = model.attention_width / tp, model.kv_width / job.kv_shards
-    width = 4 * e * model.hidden / tp
+    width = 4 * e * model.hidden / job.stream_shards
     width += e * (queries + keys) + e * queries + (e + _FP32) * (queries + 2 * keys)
     if level < KEEPS.index("qkv"):
         width += e * _qkv_width(job)
     if level < KEEPS.index("attention"):
         width += e * queries
     else:
-        width -= e * model.hidden / tp
+        width -= e * model.hidden / job.stream_shards
     if keep == "all":
         width -= e * 2 * model.inner / tp
     return job.tokens_per_rank * width
@@ -92,7 +92,7 @@ def linear_backward_bytes(job: Job, keep: Keep) -> float:
     if model.linear is None:
         return 0.0
     line = model.linear
-    width = 4 * e * model.hidden / tp
+    width = 4 * e * model.hidden / job.stream_shards
     width += e * (3 * line.conv_channels + 7 * line.value_width) / tp
     width += e * 2 * line.value_heads * line.key_dim / tp
     width += e * 2 * line.value_width * line.key_dim / (_DELTA_CHUNK * tp)
@@ -102,13 +102,13 @@ def linear_backward_bytes(job: Job, keep: Keep) -> float:
 
 
 def mlp_backward_bytes(job: Job, keep: Keep) -> float:
-    """What the backward of an MLP holds beyond what its layer kept: four streams, and one piece of gate, up, product."""
+    """What the backward of an MLP holds beyond what its layer kept: four streams, and the product with its gradient (of one piece), and gate and up."""
     model, e, tp = job.architecture, job.dtype_bytes, job.tp
     queries, keys = model.attention_width / tp, model.kv_width / job.kv_shards
-    width = 4 * e * model.hidden / tp
+    width = 4 * e * model.hidden / job.stream_shards
     if keep == "input":
         # Computed again for the attention's backward that follows: projections, rotated queries and keys, output.
-        width += e * model.hidden / tp + e * (_qkv_width(job) + 2 * queries + keys)
+        width += e * model.hidden / job.stream_shards + e * (_qkv_width(job) + 2 * queries + keys)
     piece = min(MLP_PIECE_TOKENS, job.tokens_per_rank)
     per_token = 2 * model.inner + (0 if keep == "all" else 2 * model.inner)
     return job.tokens_per_rank * width + piece * e * per_token / tp
@@ -125,8 +125,9 @@ def gathered_kv_bytes(job: Job) -> float:
 def head_bytes(job: Job) -> float:
     """At the loss: final hidden states, their norm and gradient, whole on each rank where the vocabulary is shared out."""
     stream = job.dtype_bytes * job.architecture.hidden
-    streams = 3 * stream if job.tp == 1 else 2 * stream / job.tp + 2 * stream
-    return job.tokens_per_rank * streams
+    # With a stream that is shared out: its norm's input and gradient in parts, the rest whole.
+    streams = 2 / job.tp + 2 if job.sequence_parallel and job.tp > 1 else 3
+    return job.tokens_per_rank * stream * streams
 
 
 def chunk_logits_bytes(job: Job) -> float:

@@ -47,6 +47,9 @@ class Job:
     logprob_chunk_tokens: int = 1024
     shard_embedding: bool = True
     """Whether tensor-parallel ranks share the embedding; a measured slice held it whole."""
+    sequence_parallel: bool = False
+    """Whether tensor-parallel ranks share out the residual stream; lilo's trainer does not, Megatron and a measured
+    slice do."""
     reserved_bytes: float = 0.0
     """Of a rank's GPU, for others that share it."""
 
@@ -90,6 +93,11 @@ class Job:
     def world_size(self) -> int:
         """Number of ranks."""
         return self.tp * self.cp * self.dp
+
+    @property
+    def stream_shards(self) -> int:
+        """Ranks that share the residual stream."""
+        return self.tp if self.sequence_parallel else 1
 
     @property
     def kv_shards(self) -> int:

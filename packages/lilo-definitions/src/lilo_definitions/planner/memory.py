@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from lilo_definitions.planner import activations, autograd
+from lilo_definitions.planner import activations
 from lilo_definitions.planner.adapters import adapter_parameters_on_a_rank
 from lilo_definitions.planner.job import Job, TrainerName
 from lilo_definitions.planner.levels import fullest_of, moments_by_name
@@ -56,8 +56,7 @@ def memory_of(job: Job, trainer: TrainerName, keep: Keep | Levels) -> Memory:
     Args:
         job: what is planned.
         trainer: whose way of computing.
-        keep: what layers keep, all alike or each; the miles trainer keeps inputs whatever this says, the CPU trainer
-            everything.
+        keep: what layers keep, all alike or each; the miles trainer keeps inputs whatever this says.
     """
     if isinstance(keep, tuple):
         fullest = fullest_of(job, keep)
@@ -88,7 +87,7 @@ def held_bytes(job: Job) -> float:
 def _kept_by_all(job: Job, trainer: TrainerName, keep: Keep) -> float:
     if trainer == "miles":
         return activations.kept_bytes(job, "input")
-    return autograd.kept_bytes(job) if job.gpu is None else activations.kept_bytes(job, keep)
+    return activations.kept_bytes(job, keep)
 
 
 def moments_of(job: Job, trainer: TrainerName, keep: Keep | Levels) -> list[Moment]:
@@ -98,11 +97,9 @@ def moments_of(job: Job, trainer: TrainerName, keep: Keep | Levels) -> list[Mome
     """
     if trainer == "miles":
         return _miles_moments(job)
-    if job.gpu is None:
-        return _cpu_moments(job)
     if isinstance(keep, tuple):
         return moments_by_name(job, keep)
-    return _gpu_moments(job, keep)
+    return _moments(job, keep)
 
 
 def limit_bytes(job: Job) -> float | None:
@@ -120,26 +117,14 @@ def _weights(job: Job) -> float:
     return sharded + model.head_weights * job.dtype_bytes * (1 - 1 / job.tp)
 
 
-def _gpu_moments(job: Job, keep: Keep) -> list[Moment]:
+def _moments(job: Job, keep: Keep) -> list[Moment]:
     moments = [loss_moment(job), *layer_moments(job, "softmax", keep)]
     if job.architecture.linear is not None:
         moments.append(layer_moments(job, "linear", keep)[1])
     return moments
 
 
-def _cpu_moments(job: Job) -> list[Moment]:
-    tables = autograd.table_bytes(job)
-    return [
-        Moment(
-            name="loss",
-            logits=autograd.chunk_logits_bytes(job),
-            working=tables + autograd.head_bytes(job),
-        ),
-        Moment(name="mlp backward", working=tables + autograd.backward_bytes(job)),
-    ]
-
-
 def _miles_moments(job: Job) -> list[Moment]:
     """All logits at once, or one layer computed again."""
     logits = job.tokens_per_rank * job.architecture.vocab / job.tp * _MILES_LOGIT_BYTES
-    return [Moment(name="loss", logits=logits), *_gpu_moments(job, "input")[1:]]
+    return [Moment(name="loss", logits=logits), *_moments(job, "input")[1:]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from lilo_definitions.planner.adapters import adapter_parameters
 from lilo_definitions.planner.flops import Flops, flops_of
@@ -129,7 +129,9 @@ def make_plan(
         rows: full rows of a step; None: one per data-parallel rank.
         usd_per_gpu_hour: instead of the list price.
     """
-    ways = ways_of(job, trainer)
+    if trainer == "miles":
+        job = replace(job, sequence_parallel=True)
+    ways = ways_of(trainer)
     keep: KeepActivations = job.keep if job.keep in (*ways, "auto") else ways[0]
     layers = job.architecture.layers
     if keep == "auto" and len(ways) == 1:
@@ -159,11 +161,9 @@ def levels_of(job: Job) -> Levels:
     return choose_levels(job, None if limit is None else limit - held_bytes(job))
 
 
-def ways_of(job: Job, trainer: TrainerName) -> tuple[Keep, ...]:
-    """What layers can keep: the miles run recomputes everything, the CPU trainer nothing."""
-    if trainer == "miles":
-        return ("input",)
-    return KEEPS if job.gpu is not None else ("all",)
+def ways_of(trainer: TrainerName) -> tuple[Keep, ...]:
+    """What layers can keep: the miles run recomputes everything."""
+    return ("input",) if trainer == "miles" else KEEPS
 
 
 def _notes(job: Job, trainer: TrainerName) -> list[str]:

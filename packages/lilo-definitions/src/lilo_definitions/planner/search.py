@@ -51,7 +51,7 @@ def ranked_layouts(job: Job, num_gpus: int, trainer: TrainerName = "lilo") -> li
     """
     found: list[Plan] = []
     for candidate in layouts(job, num_gpus):
-        for keep in reversed(ways_of(job, trainer)):
+        for keep in reversed(ways_of(trainer)):
             plan = make_plan(replace(candidate, keep=keep), trainer, rows=num_gpus)
             if plan.fits:
                 found.append(plan)
@@ -69,7 +69,7 @@ def nearest_fit(job: Job, trainer: TrainerName = "lilo") -> Plan | None:
     for num_gpus in _numbers_from(job.world_size):
         fitting: list[Plan] = []
         for candidate in layouts(job, num_gpus):
-            for keep in ways_of(job, trainer):
+            for keep in ways_of(trainer):
                 plan = make_plan(replace(candidate, keep=keep), trainer)
                 if plan.fits:
                     fitting.append(plan)

@@ -126,12 +126,9 @@ class _Changes:
         if self._gpu is not None:
             job = replace(job, gpu=GPUS[cast(GpuName, self._gpu)])
         if self._keep is not None:
-            ways = ways_of(job, trainer)
-            if len(ways) > 1:
-                ways = (*ways, "auto")
-            if self._keep not in ways:
-                who = "raw Miles" if trainer == "miles" else "the CPU trainer"
-                raise Problem(f"--keep is {self._keep!r}; {who} keeps {', '.join(ways)} only")
+            ways = ways_of(trainer)
+            if trainer == "miles" and self._keep not in ways:
+                raise Problem(f"--keep is {self._keep!r}; raw Miles keeps {', '.join(ways)} only")
             job = replace(job, keep=self._keep)
         job = replace(job, slots=self._slots or job.slots, lora_rank=self._rank or job.lora_rank)
         if self._gpus is None and self._tp is None and self._cp is None:
