@@ -100,7 +100,11 @@ def test_a_definition_for_a_gpu_says_why_there_is_none_and_what_to_do(
 
 def test_what_only_gpus_need_is_asked_for_only_where_there_is_one() -> None:
     asked = {f.subject for f in findings.of_software(with_gpu=True)}
-    assert asked - {f.subject for f in findings.of_software()} == {"triton", "fla-core"}
+    assert asked - {f.subject for f in findings.of_software()} == {
+        "triton",
+        "fla-core",
+        "flash-attn-4",
+    }
 
 
 def test_a_layout_over_several_nodes_does_not_run_on_one():

@@ -58,6 +58,11 @@ _GPU_PACKAGES: tuple[tuple[str, State, str], ...] = (
         "note",
         "only for models with gated delta nets: pip install 'lilo-miles-backend[gpu]'",
     ),
+    (
+        "flash-attn-4",
+        "note",
+        "attention is cuDNN's without it; faster on Hopper and later with it: pip install --pre flash-attn-4",
+    ),
 )
 """Likewise, where there is a GPU."""
 
