@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from lilo_miles_backend.ranks.kernels.kernels import Kernels
+from lilo_miles_backend.ranks.kernels.kernels import AdamBuffers, Kernels
 from lilo_miles_backend.ranks.kernels.reference import REFERENCE
 from lilo_miles_backend.ranks.lora import Factors, Segment
 
@@ -29,8 +29,14 @@ def kernels() -> Kernels:
     from lilo_miles_backend.ranks.kernels.triton_elementwise import TritonElementwise
     from lilo_miles_backend.ranks.kernels.triton_logits import TritonLogits
     from lilo_miles_backend.ranks.kernels.triton_lora import TritonLora
+    from lilo_miles_backend.ranks.kernels.triton_optimizer import TritonOptimizer
 
-    return Kernels(elementwise=TritonElementwise(), lora=TritonLora(), logits=TritonLogits())
+    return Kernels(
+        elementwise=TritonElementwise(),
+        lora=TritonLora(),
+        logits=TritonLogits(),
+        optimizer=TritonOptimizer(),
+    )
 
 
 def _random(*shape: int) -> torch.Tensor:
@@ -181,3 +187,50 @@ def test_an_adapter_has_equal_bits_alone_and_beside_others(kernels: Kernels) -> 
         found.append((mine.grad_a, mine.grad_b))
     for alone, beside in zip(*found, strict=True):
         assert torch.equal(alone, beside)
+
+
+@pytest.mark.parametrize("changes", [{}, {"grad_clip_norm": 0.5}, {"weight_decay": 0.0}])
+def test_steps_of_adamw_clear_the_gradients_and_equal_the_reference(
+    kernels: Kernels, changes: dict[str, float]
+) -> None:
+    params = replace(ref.ADAM, **{"weight_decay": 0.1, **changes})
+    ours, exact = (_buffers(torch.float16), _buffers(None))
+    for name in ("weights", "exp_avg", "exp_avg_sq"):
+        getattr(exact, name).copy_(getattr(ours, name))
+    for step in (1, 2, 3):
+        exact.gradients.copy_(ours.gradients.normal_())
+        norm = torch.linalg.vector_norm(ours.gradients, dtype=torch.float64)
+        kernels.optimizer.adamw_(ours, params, step=step, norm=norm)
+        REFERENCE.optimizer.adamw_(exact, params, step=step, norm=norm)
+        assert not ours.gradients.any()
+    for name in ("weights", "exp_avg", "exp_avg_sq"):
+        assert ref.relative(getattr(ours, name), getattr(exact, name)) <= EXACT
+    assert ours.copy is not None
+    assert ref.relative(ours.copy, exact.weights) <= 1e-3
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_a_gradient_that_is_not_finite_changes_nothing_but_itself(
+    kernels: Kernels, value: float
+) -> None:
+    buffers = _buffers(None)
+    before = (buffers.weights.clone(), buffers.exp_avg.clone(), buffers.exp_avg_sq.clone())
+    buffers.gradients[7] = value
+    norm = torch.linalg.vector_norm(buffers.gradients, dtype=torch.float64)
+    kernels.optimizer.adamw_(buffers, ref.ADAM, step=1, norm=norm)
+    assert not buffers.gradients.any()
+    for old, new in zip(
+        before, (buffers.weights, buffers.exp_avg, buffers.exp_avg_sq), strict=True
+    ):
+        assert torch.equal(old, new)
+
+
+def _buffers(copy: torch.dtype | None, count: int = 3001) -> AdamBuffers:
+    weights = _random(count)
+    return AdamBuffers(
+        weights=weights,
+        gradients=_random(count),
+        exp_avg=_random(count),
+        exp_avg_sq=_random(count).abs(),
+        copy=None if copy is None else weights.to(copy),
+    )

@@ -16,6 +16,7 @@ from lilo_engine.operations.operation import LoraSpec
 
 from lilo_miles_backend.adapter_state import AdapterState
 from lilo_miles_backend.ranks.collectives import ALONE, Axis
+from lilo_miles_backend.ranks.kernels.kernels import AdamBuffers
 from lilo_miles_backend.ranks.lora import Factors
 from lilo_miles_backend.ranks.sites import LoraSite, factor_shards
 from lilo_miles_backend.shards import FactorShard
@@ -92,6 +93,17 @@ class Adapter:
         if self._computed is not self.weights and self._computed_version != version:
             self._computed.copy_(self.weights)
             self._computed_version = version
+
+    @property
+    def buffers(self) -> AdamBuffers:
+        """What a step reads and writes."""
+        return AdamBuffers(
+            weights=self.weights,
+            gradients=self.gradients,
+            exp_avg=self.exp_avg,
+            exp_avg_sq=self.exp_avg_sq,
+            copy=None if self._computed is self.weights else self._computed,
+        )
 
     def drop_gradients(self) -> None:
         """Start a new window."""

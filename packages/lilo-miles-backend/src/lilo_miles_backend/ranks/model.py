@@ -25,6 +25,7 @@ from lilo_miles_backend.ranks.build import Building, build, layers_of
 from lilo_miles_backend.ranks.device import Device
 from lilo_miles_backend.ranks.dtype import compute_dtype
 from lilo_miles_backend.ranks.kernels.choose import kernels_of
+from lilo_miles_backend.ranks.kernels.kernels import Optimizer
 from lilo_miles_backend.ranks.layers.layer import Active, Layer, Running
 from lilo_miles_backend.ranks.layers.softmax import SoftmaxMixer
 from lilo_miles_backend.ranks.logprobs import Head
@@ -80,6 +81,11 @@ class BaseModel:
         """The kernels that the softmax layers attend with; empty where there are none."""
         mixers = (layer.mixer for layer in self._layers)
         return next((one.kernels for one in mixers if isinstance(one, SoftmaxMixer)), "")
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The device's kernels for a step."""
+        return self._kernels.optimizer
 
     @property
     def head_weight(self) -> torch.Tensor:

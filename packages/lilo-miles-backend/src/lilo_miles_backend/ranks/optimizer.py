@@ -1,7 +1,7 @@
 """AdamW of one adapter: decoupled weight decay, own step count, global-norm clipping, refusal of non-finite gradients.
 
-Works on the adapter's flat buffers, so a step is a dozen operations whatever the number of modules, and touches no
-other adapter's numbers.
+Works on the adapter's flat buffers, so a step costs the same whatever the number of modules, and touches no other
+adapter's numbers. What it computes with is the device's (`kernels.Optimizer`).
 """
 
 from __future__ import annotations
@@ -12,12 +12,18 @@ import torch
 from lilo_engine.operations.operation import AdamParams
 
 from lilo_miles_backend.ranks.adapter import Adapter
+from lilo_miles_backend.ranks.kernels.kernels import Optimizer
+from lilo_miles_backend.ranks.kernels.reference import REFERENCE
 from lilo_miles_backend.ranks.parallel import Parallel
 from lilo_miles_backend.ranks.reduction import gradient_norm, sum_gradients
+from lilo_miles_backend.ranks.transfer import fetching
 
 
 def adamw_step(
-    adapter: Adapter, params: AdamParams, parallel: Parallel | None = None
+    adapter: Adapter,
+    params: AdamParams,
+    parallel: Parallel | None = None,
+    kernels: Optimizer = REFERENCE.optimizer,
 ) -> dict[str, float]:
     """One step with the adapter's gradients, summed over all ranks; clears them.
 
@@ -31,32 +37,14 @@ def adamw_step(
     """
     sum_gradients(adapter, parallel)
     norm = gradient_norm(adapter, parallel)
-    metrics = {"learning_rate": params.learning_rate, "skipped": 0.0}
-    if math.isfinite(norm):
-        metrics["grad_norm"] = norm
+    told = fetching(norm)  # before the step is queued, which then runs while the host goes on
+    with torch.no_grad():
+        kernels.adamw_(adapter.buffers, params, step=adapter.optimizer_step + 1, norm=norm)
+    adapter.num_passes = 0
+    value = told.wait()[0].item()
+    metrics = {"learning_rate": params.learning_rate, "skipped": 1.0}
+    if math.isfinite(value):
         adapter.optimizer_step += 1
-        with torch.no_grad():
-            if 0 < params.grad_clip_norm < norm:
-                adapter.gradients.mul_(params.grad_clip_norm / norm)
-            _update(adapter, params)
-    else:
-        metrics["skipped"] = 1.0
-    adapter.drop_gradients()
+        metrics |= {"skipped": 0.0, "grad_norm": value}
     metrics["step"] = float(adapter.optimizer_step)
     return metrics
-
-
-def _update(adapter: Adapter, params: AdamParams) -> None:
-    gradients, step = adapter.gradients, adapter.optimizer_step
-    adapter.exp_avg.lerp_(gradients, 1.0 - params.beta1)
-    adapter.exp_avg_sq.mul_(params.beta2).addcmul_(gradients, gradients, value=1.0 - params.beta2)
-    correction1 = 1.0 - params.beta1**step
-    correction2 = 1.0 - params.beta2**step
-    # The gradients are cleared after this step, so their buffer holds the denominator.
-    denominator = torch.sqrt(adapter.exp_avg_sq, out=gradients)
-    denominator.div_(math.sqrt(correction2)).add_(params.eps)
-    if params.weight_decay != 0:
-        adapter.weights.mul_(1.0 - params.learning_rate * params.weight_decay)
-    adapter.weights.addcdiv_(
-        adapter.exp_avg, denominator, value=-params.learning_rate / correction1
-    )

@@ -185,7 +185,7 @@ class Rank:
                 f"model {command.model_id!r} has no gradients to step with; "
                 "run forward_backward since the last optim_step"
             )
-        return adamw_step(adapter, command.params, self._parallel)
+        return adamw_step(adapter, command.params, self._parallel, self._model.optimizer)
 
     def _restore(self, command: Load) -> None:
         state = self._storage.take(command)

@@ -26,15 +26,15 @@ def sum_gradients(adapter: Adapter, parallel: Parallel | None) -> None:
     sum_in_place(adapter.gradients[adapter.num_replicated :], parallel.dp_cp)
 
 
-def gradient_norm(adapter: Adapter, parallel: Parallel | None) -> float:
+def gradient_norm(adapter: Adapter, parallel: Parallel | None) -> torch.Tensor:
     """Euclidean norm of the complete gradients over all factors, each counted once; equal on all ranks.
 
-    Accumulated in float64: it must neither overflow nor depend on the order of summation visibly.
+    float64 without axes, on the device. Accumulated in float64: it must neither overflow nor depend on the order of summation visibly.
     """
     if parallel is None or not parallel.tp.is_split:
-        return float(torch.linalg.vector_norm(adapter.gradients, dtype=torch.float64))
+        return torch.linalg.vector_norm(adapter.gradients, dtype=torch.float64)
     whole, cut = (
         torch.linalg.vector_norm(part, dtype=torch.float64).square()
         for part in adapter.gradients.tensor_split([adapter.num_replicated])
     )
-    return float((whole + sum_in_place(cut, parallel.tp)).sqrt())
+    return (whole + sum_in_place(cut, parallel.tp)).sqrt()

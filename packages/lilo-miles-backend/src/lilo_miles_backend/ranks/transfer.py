@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from lilo_miles_backend.ranks.rows import Array
@@ -15,10 +17,25 @@ def sent(array: Array, device: torch.device) -> torch.Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-def fetched(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors on the host, all that was queued before them done: the one place where a batch waits."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetching:
+    """Copies on their way to the host."""
+
+    copies: list[torch.Tensor]
+    done: torch.Event | None
+    """None: they were there."""
+
+    def wait(self) -> list[torch.Tensor]:
+        """The copies, all that was queued before them done; what was queued after them may still run."""
+        if self.done is not None:
+            self.done.synchronize()
+        return self.copies
+
+
+def fetching(*tensors: torch.Tensor) -> Fetching:
+    """Queue copies to the host."""
     if all(tensor.device.type == "cpu" for tensor in tensors):
-        return list(tensors)
+        return Fetching(copies=list(tensors), done=None)
     copies = [
         torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(
             tensor, non_blocking=True
@@ -27,5 +44,9 @@ def fetched(*tensors: torch.Tensor) -> list[torch.Tensor]:
     ]
     done = torch.Event(tensors[0].device.type)
     done.record()
-    done.synchronize()
-    return copies
+    return Fetching(copies=copies, done=done)
+
+
+def fetched(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors on the host, all that was queued before them done: the one place where a batch waits."""
+    return fetching(*tensors).wait()

@@ -142,7 +142,7 @@ def _run(
             if output.error is not None:
                 raise RuntimeError(f"the warm-up pass with {one.words} failed: {output.error}")
         for name in names:
-            adamw_step(residents.adapter(name), STEP, model.parallel)
+            adamw_step(residents.adapter(name), STEP, model.parallel, model.optimizer)
     finally:
         model.activate()  # or the last active adapters would stay in memory
         for name in names:

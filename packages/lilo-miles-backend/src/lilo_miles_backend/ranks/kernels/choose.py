@@ -27,5 +27,11 @@ def kernels_of(device: torch.device) -> Kernels:
     from lilo_miles_backend.ranks.kernels.triton_elementwise import TritonElementwise  # noqa: PLC0415
     from lilo_miles_backend.ranks.kernels.triton_logits import TritonLogits  # noqa: PLC0415
     from lilo_miles_backend.ranks.kernels.triton_lora import TritonLora  # noqa: PLC0415
+    from lilo_miles_backend.ranks.kernels.triton_optimizer import TritonOptimizer  # noqa: PLC0415
 
-    return Kernels(elementwise=TritonElementwise(), lora=TritonLora(), logits=TritonLogits())
+    return Kernels(
+        elementwise=TritonElementwise(),
+        lora=TritonLora(),
+        logits=TritonLogits(),
+        optimizer=TritonOptimizer(),
+    )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from lilo_engine.operations.operation import AdamParams
 
 from lilo_miles_backend.ranks.lora import Segment
 
@@ -149,9 +150,42 @@ class Logits(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdamBuffers:
+    """What a step of one adapter reads and writes: flat, of equal length, float32 but for the last."""
+
+    weights: torch.Tensor
+    gradients: torch.Tensor
+    exp_avg: torch.Tensor
+    exp_avg_sq: torch.Tensor
+    copy: torch.Tensor | None
+    """The weights in the model's dtype; None: it computes with the weights themselves."""
+
+
+class Optimizer(Protocol):
+    """AdamW of one adapter."""
+
+    def adamw_(
+        self, buffers: AdamBuffers, params: AdamParams, *, step: int, norm: torch.Tensor
+    ) -> None:
+        """One step: Loshchilov and Hutter, arXiv:1711.05101, algorithm 2 with bias correction.
+
+        Does not wait for the device: what depends on the norm is decided there.
+
+        Args:
+            buffers: changed in place. The gradients are zero afterwards; `copy` may be left to who reads it.
+            params: `grad_clip_norm` 0: never clipped.
+            step: which one this is, from 1.
+            norm: of the gradients, float64, no axes, on their device. Above `grad_clip_norm` they are scaled down to
+                it first; not finite: only the gradients change.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
     """All of a device but attention and the delta rule, which the mixers hold themselves."""
 
     elementwise: Elementwise
     lora: LoraProducts
     logits: Logits
+    optimizer: Optimizer

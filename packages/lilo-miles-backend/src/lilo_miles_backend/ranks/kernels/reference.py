@@ -6,12 +6,14 @@ more often: so backwards are written out for frozen weights, and results go wher
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
+from lilo_engine.operations.operation import AdamParams
 
-from lilo_miles_backend.ranks.kernels.kernels import Kernels
+from lilo_miles_backend.ranks.kernels.kernels import AdamBuffers, Kernels
 from lilo_miles_backend.ranks.lora import Factors, Segment
 
 
@@ -160,6 +162,36 @@ class ReferenceLogits:
         return result.to(dtype)
 
 
+class ReferenceOptimizer:
+    """`Optimizer` in torch."""
+
+    def adamw_(
+        self, buffers: AdamBuffers, params: AdamParams, *, step: int, norm: torch.Tensor
+    ) -> None:
+        """See the protocol; waits for the norm, which is free on a CPU."""
+        value = norm.item()
+        if math.isfinite(value):
+            if 0 < params.grad_clip_norm < value:
+                buffers.gradients.mul_(params.grad_clip_norm / value)
+            _adamw(buffers, params, step)
+        buffers.gradients.zero_()
+
+
+def _adamw(buffers: AdamBuffers, params: AdamParams, step: int) -> None:
+    """Gradients come out as something else."""
+    gradients, weights = buffers.gradients, buffers.weights
+    buffers.exp_avg.lerp_(gradients, 1.0 - params.beta1)
+    buffers.exp_avg_sq.mul_(params.beta2).addcmul_(gradients, gradients, value=1.0 - params.beta2)
+    correction1 = 1.0 - params.beta1**step
+    correction2 = 1.0 - params.beta2**step
+    # No other tensor of their size is needed, since they are cleared afterwards.
+    denominator = torch.sqrt(buffers.exp_avg_sq, out=gradients)
+    denominator.div_(math.sqrt(correction2)).add_(params.eps)
+    if params.weight_decay != 0:
+        weights.mul_(1.0 - params.learning_rate * params.weight_decay)
+    weights.addcdiv_(buffers.exp_avg, denominator, value=-params.learning_rate / correction1)
+
+
 def _wide(x: torch.Tensor) -> torch.Tensor:
     """Return x in the dtype that arithmetic is done in; itself where it has that already."""
     return x if x.dtype == torch.float64 else x.float()
@@ -218,6 +250,9 @@ def _accumulate(
 
 
 REFERENCE = Kernels(
-    elementwise=ReferenceElementwise(), lora=ReferenceLora(), logits=ReferenceLogits()
+    elementwise=ReferenceElementwise(),
+    lora=ReferenceLora(),
+    logits=ReferenceLogits(),
+    optimizer=ReferenceOptimizer(),
 )
 """All of them."""

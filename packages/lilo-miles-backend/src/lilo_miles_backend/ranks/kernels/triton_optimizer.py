@@ -1,0 +1,94 @@
+# pyright: reportMissingImports=false, reportIndexIssue=false
+"""AdamW as one Triton kernel: `kernels.Optimizer` on a GPU.
+
+Weights, gradients and moments are read and written once, and the copy that the model computes with is written along:
+a step of many adapters is bound by memory. Whether a gradient is clipped, or the step left out, is decided on the
+device. Imported only where Triton is.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from lilo_engine.operations.operation import AdamParams
+
+from lilo_miles_backend.ranks.kernels.kernels import AdamBuffers
+
+BLOCK = 2048
+
+
+class TritonOptimizer:
+    """Implements `kernels.Optimizer`."""
+
+    def adamw_(
+        self, buffers: AdamBuffers, params: AdamParams, *, step: int, norm: torch.Tensor
+    ) -> None:
+        """One step in place; the copy is up to date afterwards if it was before."""
+        count = buffers.weights.numel()
+        correction1 = 1.0 - params.beta1**step
+        correction2 = 1.0 - params.beta2**step
+        _adamw[(triton.cdiv(count, BLOCK),)](
+            buffers.weights,
+            buffers.gradients,
+            buffers.exp_avg,
+            buffers.exp_avg_sq,
+            buffers.weights if buffers.copy is None else buffers.copy,
+            norm,
+            count,
+            # Differences from 1 are taken in float64: float32 has three digits of 1 - 0.9999.
+            1.0 - params.beta1,
+            params.beta2,
+            1.0 - params.beta2,
+            params.learning_rate / correction1,
+            1.0 / math.sqrt(correction2),
+            params.eps,
+            1.0 - params.learning_rate * params.weight_decay,
+            params.grad_clip_norm or math.inf,
+            COPY=buffers.copy is not None,
+            BLOCK=BLOCK,
+            num_warps=8,
+        )
+
+
+@triton.jit
+def _adamw(
+    weights,
+    gradients,
+    exp_avg,
+    exp_avg_sq,
+    copy,
+    norm,
+    count,
+    one_less_beta1,
+    beta2,
+    one_less_beta2,
+    rate,
+    correction,
+    eps,
+    decay,
+    clip_norm,
+    BLOCK: tl.constexpr,
+    COPY: tl.constexpr,
+):
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < count
+    size = tl.load(norm).to(tl.float32)
+    g = tl.load(gradients + place, mask=inside, other=0.0)
+    tl.store(gradients + place, tl.zeros_like(g), mask=inside)
+    # Below infinity is neither an infinity nor NaN.
+    inside = place < tl.where(size < float("inf"), count, 0)
+    g *= tl.where(size > clip_norm, clip_norm / size, 1.0)
+    m = tl.load(exp_avg + place, mask=inside, other=0.0)
+    v = tl.load(exp_avg_sq + place, mask=inside, other=0.0)
+    w = tl.load(weights + place, mask=inside, other=0.0)
+    m += one_less_beta1 * (g - m)
+    v = v * beta2 + one_less_beta2 * g * g
+    w = w * decay - rate * m / (tl.sqrt(v) * correction + eps)
+    tl.store(exp_avg + place, m, mask=inside)
+    tl.store(exp_avg_sq + place, v, mask=inside)
+    tl.store(weights + place, w, mask=inside)
+    if COPY:
+        tl.store(copy + place, w.to(copy.dtype.element_ty), mask=inside)
