@@ -96,7 +96,7 @@ READ_FROM_ENGINE = {
 }
 
 REFUSED = {
-    "model.family": {"model": {"family": "llama"}},
+    "model.family": {"model": {"family": "qwen4_exp"}},
     "topology.gpu": {"topology": {"gpu": "H200"}},
     "topology.gpus_per_node": {"topology": {"gpus_per_node": 1}},
     "topology.rdma": {"topology": {"nodes": 2, "dp": 2, "rdma": True}},
@@ -255,8 +255,9 @@ def test_what_is_not_built_is_refused_by_the_fields_name(field):
 
 def test_all_that_is_not_built_is_refused_in_one_message():
     with pytest.raises(InvalidRequest) as refusal:
-        check_offered(lilo_definitions.get("qwen3_8_27b_miles_lora_256k"))
-    for field in ("model.family", "topology.rdma"):
+        big = lilo_definitions.get("qwen3_8_27b_miles_lora_256k")
+        check_offered(big.derive(trainer={"deterministic": True}))
+    for field in ("trainer.deterministic", "topology.rdma"):
         assert field in str(refusal.value)
 
 
