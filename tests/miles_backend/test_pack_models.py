@@ -18,9 +18,10 @@ MODELS = {
     "small": ref.spec(1, seed=1),
     "wide": ref.spec(32, seed=2),
     "attention": ref.spec(4, seed=3, mlp=False, unembed=False),
+    "layers": ref.spec(2, seed=5, unembed=False),
     "head": ref.spec(8, seed=4, attn=False, mlp=False),
 }
-LENGTHS = {"small": (9, 2), "wide": (33, 1, 17), "attention": (5,), "head": (12, 7)}
+LENGTHS = {"small": (9, 2), "wide": (33, 1, 17), "attention": (5,), "layers": (4, 11), "head": (12, 7)}
 
 
 @pytest.fixture(scope="module")

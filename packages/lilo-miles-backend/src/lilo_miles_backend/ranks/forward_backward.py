@@ -22,7 +22,7 @@ from lilo_miles_backend.ranks.adapter import Adapter
 from lilo_miles_backend.ranks.answers import Answers
 from lilo_miles_backend.ranks.collectives import sum_in_place
 from lilo_miles_backend.ranks.filling import BY_TOKENS, RowCost, fill, share
-from lilo_miles_backend.ranks.logprobs import HeadPass
+from lilo_miles_backend.ranks.logprobs import Head, HeadPass
 from lilo_miles_backend.ranks.losses import Objective
 from lilo_miles_backend.ranks.microbatch import Layout, Microbatch, assemble
 from lilo_miles_backend.ranks.model import BaseModel
@@ -211,14 +211,8 @@ def _head_and_loss(
     losses_nk = torch.empty(targets_nk.shape, dtype=torch.float64, device=device)
     tensors = {name: sent(x, device).double() for name, x in microbatch.inputs.items()}
     loss = TokenLoss(objective, tensors, losses_nk)
-    heads = [
-        HeadPass(
-            hidden_nH[span.here],
-            targets_nk[span.here],
-            model.head(span.part.adapter, chunk_tokens),
-        )
-        for span in spans
-    ]
+    parts = _heads(model, spans, chunk_tokens)
+    heads = [HeadPass(hidden_nH[here], targets_nk[here], head) for here, head in parts]
     logprobs = None
     if objective.by_sequence or not backward:
         logprobs = torch.cat([head.logprobs(keep=backward and len(heads) == 1) for head in heads])
@@ -228,8 +222,8 @@ def _head_and_loss(
     if backward:
         logprobs = torch.cat(
             [
-                head.backward(_shifted(loss, span), hidden_nH[span.here] if in_place else None)
-                for head, span in zip(heads, spans, strict=True)
+                head.backward(_shifted(loss, here), hidden_nH[here] if in_place else None)
+                for head, (here, _) in zip(heads, parts, strict=True)
             ]
         )
     assert logprobs is not None, "one of the two ways has made them"
@@ -238,9 +232,20 @@ def _head_and_loss(
     return logprobs, losses_nk
 
 
-def _shifted(loss: TokenLoss, span: _Span) -> Callable[[slice, torch.Tensor], torch.Tensor]:
-    """The loss's slope, asked for by places in a span."""
-    first = span.here.start or 0
+def _heads(model: BaseModel, spans: Sequence[_Span], chunk_tokens: int) -> list[tuple[slice, Head]]:
+    """Real tokens one after another with the head that they go through; neighbours without an adapter of it together."""
+    found: list[tuple[slice, Head]] = []
+    for span in spans:
+        here, head = span.here, model.head(span.part.adapter, chunk_tokens)
+        if found and head.factors is None and found[-1][1].factors is None:
+            here = slice(found.pop()[0].start, here.stop)
+        found.append((here, head))
+    return found
+
+
+def _shifted(loss: TokenLoss, here: slice) -> Callable[[slice, torch.Tensor], torch.Tensor]:
+    """The loss's slope, asked for by places among these tokens."""
+    first = here.start or 0
 
     def slope(rows: slice, logprobs_Ck: torch.Tensor) -> torch.Tensor:
         return loss.slope(slice(first + rows.start, first + rows.stop), logprobs_Ck)

@@ -1,7 +1,7 @@
 """PassMetrics: the numbers that come back with every pass, by names of one colon. Pure arithmetic.
 
 The suffix says how a client's library puts the chunks of one call together: `sum`, `max`, or `mean` weighted by datums.
-Explained to users in docs/metrics.md.
+Explained to users in docs/observability.md.
 """
 
 from __future__ import annotations
