@@ -18,6 +18,8 @@ from lilo_engine.operations.operation import AdamParams
 from lilo_miles_backend.ranks.kernels.kernels import AdamBuffers
 
 BLOCK = 2048
+UNCLIPPED = 3e38
+"""A norm that is finite in float32 and that no gradient has."""
 
 
 class TritonOptimizer:
@@ -46,7 +48,7 @@ class TritonOptimizer:
             1.0 / math.sqrt(correction2),
             params.eps,
             1.0 - params.learning_rate * params.weight_decay,
-            params.grad_clip_norm or math.inf,
+            params.grad_clip_norm or UNCLIPPED,
             COPY=buffers.copy is not None,
             BLOCK=BLOCK,
             num_warps=8,
@@ -80,7 +82,7 @@ def _adamw(
     tl.store(gradients + place, tl.zeros_like(g), mask=inside)
     # Below infinity is neither an infinity nor NaN.
     inside = place < tl.where(size < float("inf"), count, 0)
-    g *= tl.where(size > clip_norm, clip_norm / size, 1.0)
+    g *= clip_norm / tl.maximum(size, clip_norm)
     m = tl.load(exp_avg + place, mask=inside, other=0.0)
     v = tl.load(exp_avg_sq + place, mask=inside, other=0.0)
     w = tl.load(weights + place, mask=inside, other=0.0)
