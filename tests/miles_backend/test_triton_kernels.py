@@ -209,6 +209,9 @@ def test_steps_of_adamw_clear_the_gradients_and_equal_the_reference(
     assert ref.relative(ours.copy, exact.weights) <= 1e-3
 
 
+@pytest.mark.filterwarnings(
+    "ignore::RuntimeWarning"
+)  # numpy's, of lanes that nothing is stored from
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
 def test_a_gradient_that_is_not_finite_changes_nothing_but_itself(
     kernels: Kernels, value: float
