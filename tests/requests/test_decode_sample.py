@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from lilo_engine.errors import InvalidRequest
 from lilo_engine.requests.decode_sample import fingerprint, sample_request
-from lilo_engine.requests.wire_json import SampleBody
+from lilo_engine.requests.wire_sampling import SampleBody
 from lilo_engine.sampling.engine import SampleRequest
 
 

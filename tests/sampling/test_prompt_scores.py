@@ -10,7 +10,7 @@ import pytest
 import torch
 from lilo_engine.errors import InvalidRequest
 from lilo_engine.requests.decode_sample import prompt_targets
-from lilo_engine.requests.wire_json import TargetsBody
+from lilo_engine.requests.wire_training import TargetsBody
 
 from tests.sampling.conftest import ENGINES
 from tests.sampling.words import SUM, floats, request

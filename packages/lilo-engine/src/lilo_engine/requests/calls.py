@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from lilo_engine.requests import wire_answers as answers
 from lilo_engine.requests import wire_json as wire
+from lilo_engine.requests import wire_sampling, wire_training
 from lilo_engine.requests.wire_found import FoundSessions
 
 Model = type[BaseModel]
@@ -100,12 +101,19 @@ CALLS: tuple[Call, ...] = (
         method="post",
         path="/forward_backward",
         words="A pass; numbered.",
-        takes=wire.ForwardBackwardBody,
+        takes=wire_training.ForwardBackwardBody,
         takes_binary=True,
         gives=(answers.Accepted,),
     ),
-    _post("/forward", "A forward-only pass; numbered.", wire.ForwardBackwardBody, answers.Accepted),
-    _post("/optim_step", "An optimizer step; numbered.", wire.OptimStepBody, answers.Accepted),
+    _post(
+        "/forward",
+        "A forward-only pass; numbered.",
+        wire_training.ForwardBackwardBody,
+        answers.Accepted,
+    ),
+    _post(
+        "/optim_step", "An optimizer step; numbered.", wire_training.OptimStepBody, answers.Accepted
+    ),
     _post(
         "/save_weights",
         "Publish adapter and optimizer; numbered.",
@@ -134,15 +142,15 @@ CALLS: tuple[Call, ...] = (
     _post(
         "/create_sampling_session",
         "A sampling client.",
-        wire.CreateSamplingSessionBody,
+        wire_sampling.CreateSamplingSessionBody,
         answers.SamplingSessionCreated,
     ),
     _get("/samplers/{sampler_id}", "What it samples from.", answers.Sampler),
-    _post("/asample", "Submit one prompt.", wire.SampleBody, answers.SampleAccepted),
+    _post("/asample", "Submit one prompt.", wire_sampling.SampleBody, answers.SampleAccepted),
     _post(
         "/join_sampling_session",
         "A block of numbers for one more copy of a client.",
-        wire.JoinSamplingSessionBody,
+        wire_sampling.JoinSamplingSessionBody,
         answers.Joined,
     ),
     # Futures.
@@ -150,7 +158,7 @@ CALLS: tuple[Call, ...] = (
         method="post",
         path="/retrieve_future",
         words="The result of a request; waits for it.",
-        takes=wire.RetrieveFutureBody,
+        takes=wire_sampling.RetrieveFutureBody,
         gives=(answers.Failed, answers.Announced, BaseModel),
         gives_binary=True,
         not_ready=answers.TryAgain,
@@ -158,10 +166,10 @@ CALLS: tuple[Call, ...] = (
     _post(
         "/retrieve_futures",
         "Samples of a client that ended; waits for the first.",
-        wire.RetrieveFuturesBody,
+        wire_sampling.RetrieveFuturesBody,
         answers.Completions,
     ),
-    _post("/cancel_future", "Give up a sample.", wire.FutureBody, answers.Done),
+    _post("/cancel_future", "Give up a sample.", wire_sampling.FutureBody, answers.Done),
     # Runs and checkpoints.
     _get("/training_runs", "Runs of this key.", answers.RunList, query=_PAGE),
     _get("/training_runs/{run_id}", "One run.", answers.RunAnswer),

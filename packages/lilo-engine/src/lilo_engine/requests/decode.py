@@ -35,17 +35,19 @@ from lilo_engine.operations.tensor import Tensor
 from lilo_engine.requests import tensors, wire_protobuf
 from lilo_engine.requests.body import Body, Wire, parse_json
 from lilo_engine.requests.wire_json import (
-    DatumBody,
-    ForwardBackwardBody,
     LoadWeightsBody,
     LoraConfigBody,
-    ModelInputBody,
-    OptimStepBody,
     SaveExternalBody,
     SaveForSamplerBody,
     SaveWeightsBody,
-    TensorBody,
     UserMetadata,
+)
+from lilo_engine.requests.wire_training import (
+    DatumBody,
+    ForwardBackwardBody,
+    ModelInputBody,
+    OptimStepBody,
+    TensorBody,
 )
 
 

@@ -14,7 +14,8 @@ import numpy as np
 from lilo_engine.errors import InvalidRequest
 from lilo_engine.requests.decode import prompt_tokens
 from lilo_engine.requests.tensors import csr_fits
-from lilo_engine.requests.wire_json import SampleBody, SamplingParamsBody, TargetsBody
+from lilo_engine.requests.wire_sampling import SampleBody, SamplingParamsBody
+from lilo_engine.requests.wire_training import TargetsBody
 from lilo_engine.sampling.engine import CellLayout, PromptTargets, SampleRequest, SamplingParams
 
 MAX_SAMPLES = 4096

@@ -14,7 +14,7 @@ from lilo_engine.requests.body import read_json
 from lilo_engine.requests.front import front_of, view_of
 from lilo_engine.requests.json_response import json_response
 from lilo_engine.requests.plain_route import plain_post
-from lilo_engine.requests.wire_json import JoinSamplingSessionBody, RetrieveFuturesBody
+from lilo_engine.requests.wire_sampling import JoinSamplingSessionBody, RetrieveFuturesBody
 from lilo_engine.sampling.completions import Whose
 from lilo_engine.sampling.futures import Outcome, Sampled
 from lilo_engine.sampling.manager import Completions

@@ -19,7 +19,7 @@ from lilo_engine.requests.body import PROTOBUF, off_loop, read_json
 from lilo_engine.requests.front import Front, front_of, view_of
 from lilo_engine.requests.json_response import json_response
 from lilo_engine.requests.plain_route import plain_post
-from lilo_engine.requests.wire_json import FutureBody, RetrieveFutureBody
+from lilo_engine.requests.wire_sampling import FutureBody, RetrieveFutureBody
 from lilo_engine.sampling.engine import SampleResult
 from lilo_engine.sampling.futures import PREFIX as SAMPLE_PREFIX
 from lilo_engine.sampling.futures import Sampled

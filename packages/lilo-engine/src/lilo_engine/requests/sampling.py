@@ -18,7 +18,7 @@ from lilo_engine.requests.body import off_loop, parse_json, read_body, read_json
 from lilo_engine.requests.front import Front, front_of, view_of
 from lilo_engine.requests.json_response import json_response
 from lilo_engine.requests.plain_route import plain_post
-from lilo_engine.requests.wire_json import CreateSamplingSessionBody, SampleBody
+from lilo_engine.requests.wire_sampling import CreateSamplingSessionBody, SampleBody
 from lilo_engine.sampling.residents import AdapterVersion
 from lilo_engine.sampling.room import Claim
 
