@@ -1,6 +1,6 @@
 """How the adapters' kernels are best cut on this card: milliseconds of each kernel under several launches.
 
-What is the least for the four linears of an 8B layer together is what `triton_lora.Launches` should say. Not part of
+What is the least for the four linears of an 8B layer together is what `launches.py` should say. Not part of
 `run.py`: python -m benchmarks.gpu.adapter_launches [--device cuda]
 """
 
@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from lilo_miles_backend.ranks.kernels.triton_lora import Launch, Launches, TritonLora
+from lilo_miles_backend.ranks.kernels.launches import Launch, Launches
+from lilo_miles_backend.ranks.kernels.triton_lora import TritonLora
 
 from benchmarks.gpu.check_kernels import Sizes, factors_of, in_turn, segments_of, shares
 from benchmarks.gpu.lines import emit, part
