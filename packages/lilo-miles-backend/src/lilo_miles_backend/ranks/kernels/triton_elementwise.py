@@ -13,6 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
+from lilo_miles_backend.ranks.kernels import triton_rotary
+
 ROW_WARPS_FROM = 4096
 """Row length from which a norm gets 8 warps instead of 4."""
 SWIGLU_BLOCK = 1024
@@ -102,7 +104,7 @@ class TritonElementwise:
         assert x.stride(2) == 1, "a head's features lie next to each other"
         result = torch.empty((num_tokens, heads, size), dtype=x.dtype, device=x.device)
         if result.numel():
-            _rotate[(triton.cdiv(num_tokens, ROTATE_TOKENS), heads)](
+            triton_rotary.rotate[(triton.cdiv(num_tokens, ROTATE_TOKENS), heads)](
                 x,
                 x if weight is None else weight,
                 cos,
@@ -139,7 +141,7 @@ class TritonElementwise:
             "a head's features lie next to each other"
         )
         if out.numel():
-            _rotate_backward[(triton.cdiv(num_tokens, ROTATE_TOKENS), heads)](
+            triton_rotary.rotate_backward[(triton.cdiv(num_tokens, ROTATE_TOKENS), heads)](
                 grad,
                 x,
                 x if weight is None else weight,
@@ -230,102 +232,3 @@ def _swiglu_backward(gate_up, grad, inner, stride, grad_stride, BLOCK: tl.conste
     dtype = gate_up.dtype.element_ty
     tl.store(here, (g * up * s * (1.0 + gate * (1.0 - s))).to(dtype), mask=inside)
     tl.store(here + inner, (g * gate * s).to(dtype), mask=inside)
-
-
-@triton.jit
-def _angles(cos, sin, token, feature, cos_stride, sin_stride, mask, HALF: tl.constexpr):
-    """Cosine, and sine with the sign that the partner feature enters a feature with; 1 and 0 where nothing rotates."""
-    rotated = mask & (feature < 2 * HALF)
-    index = tl.where(feature < HALF, feature, feature - HALF)
-    c = tl.load(cos + token * cos_stride + index, mask=rotated, other=1.0).to(tl.float32)
-    s = tl.load(sin + token * sin_stride + index, mask=rotated, other=0.0).to(tl.float32)
-    return c, tl.where(feature < HALF, -s, s)
-
-
-# The number of tokens differs from batch to batch, and must not decide which kernel is compiled.
-@triton.jit(do_not_specialize=["num_tokens"])
-def _rotate(
-    x,
-    weight,
-    cos,
-    sin,
-    y,
-    num_tokens,
-    heads,
-    x_token,
-    x_head,
-    cos_stride,
-    sin_stride,
-    eps,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    HALF: tl.constexpr,
-    NORM: tl.constexpr,
-    TOKENS: tl.constexpr,
-):
-    t = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    head = tl.program_id(1)
-    token = t.to(tl.int64)[:, None]
-    feature = tl.arange(0, BLOCK_D)[None, :]
-    mask = (t < num_tokens)[:, None] & (feature < D)
-    # The pair of a rotated feature; of another, itself, which enters with a sine of 0.
-    partner = tl.where(feature < HALF, feature + HALF, feature - HALF)
-    partner = tl.where(feature < 2 * HALF, partner, feature)
-    here = x + token * x_token + head * x_head
-    own = tl.load(here + feature, mask=mask, other=0.0).to(tl.float32)
-    other = tl.load(here + partner, mask=mask, other=0.0).to(tl.float32)
-    if NORM:
-        scale = (1.0 / tl.sqrt(tl.sum(own * own, 1) / D + eps))[:, None]
-        own *= scale * tl.load(weight + feature, mask=feature < D, other=0.0).to(tl.float32)
-        other *= scale * tl.load(weight + partner, mask=feature < D, other=0.0).to(tl.float32)
-    c, s = _angles(cos, sin, token, feature, cos_stride, sin_stride, mask, HALF)
-    place = y + (token * heads + head) * D + feature
-    tl.store(place, (own * c + other * s).to(y.dtype.element_ty), mask=mask)
-
-
-@triton.jit(do_not_specialize=["num_tokens"])
-def _rotate_backward(
-    grad,
-    x,
-    weight,
-    cos,
-    sin,
-    out,
-    num_tokens,
-    grad_token,
-    grad_head,
-    x_token,
-    x_head,
-    out_token,
-    out_head,
-    cos_stride,
-    sin_stride,
-    eps,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    HALF: tl.constexpr,
-    NORM: tl.constexpr,
-    TOKENS: tl.constexpr,
-):
-    # The transpose of a rotation is the rotation back: the sine changes its sign.
-    t = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    head = tl.program_id(1)
-    token = t.to(tl.int64)[:, None]
-    feature = tl.arange(0, BLOCK_D)[None, :]
-    mask = (t < num_tokens)[:, None] & (feature < D)
-    partner = tl.where(feature < HALF, feature + HALF, feature - HALF)
-    partner = tl.where(feature < 2 * HALF, partner, feature)
-    here = grad + token * grad_token + head * grad_head
-    own = tl.load(here + feature, mask=mask, other=0.0).to(tl.float32)
-    other = tl.load(here + partner, mask=mask, other=0.0).to(tl.float32)
-    c, s = _angles(cos, sin, token, feature, cos_stride, sin_stride, mask, HALF)
-    g = own * c - other * s
-    if NORM:
-        value = tl.load(x + token * x_token + head * x_head + feature, mask=mask, other=0.0)
-        value = value.to(tl.float32)
-        scale = (1.0 / tl.sqrt(tl.sum(value * value, 1) / D + eps))[:, None]
-        normed = value * scale
-        g *= tl.load(weight + feature, mask=feature < D, other=0.0).to(tl.float32)
-        g = scale * (g - normed * (tl.sum(g * normed, 1) / D)[:, None])
-    place = out + token * out_token + head * out_head + feature
-    tl.store(place, g.to(out.dtype.element_ty), mask=mask)
