@@ -16,6 +16,7 @@ import torch
 from lilo_definitions import Definition, get
 from lilo_engine.sampling.engine import SamplerConfig
 from lilo_miles_backend import MilesBackend
+from lilo_miles_backend.ranks.rank import Rank
 from lilo_miles_backend.sampler import EmbeddedSampler
 
 from tests.miles_backend import reference as ref
@@ -186,6 +187,43 @@ def test_b28_tiny_and_odd_rows_fit_between_zigzag_chunks(cp4: World, alone: Mile
         (lone,) = cp4.run(ref.item("m", rows((length,), seed=6)))
         assert lone.error is None
         cp4.drop_gradients("m")
+
+
+@pytest.mark.parametrize("layout", ["one", "cp4", "tp2cp2"])
+def test_b28_a_streams_own_padding_changes_nothing_but_its_length(
+    layout: str, one: MilesBackend, request: pytest.FixtureRequest
+) -> None:
+    ranks = None if layout == "one" else request.getfixturevalue(layout)
+    datums = rows((3, 50, 29, 1), seed=8)
+    found = []
+    for bucket_tokens in (None, 1 << 20):
+        if ranks is None:
+            padded_to(one.ranks.rank, bucket_tokens)
+            (output,) = ref.run(one, ref.item("m", datums))
+            gradients = ref.gradients_of(one, "m")
+            one.drop_gradients("m")
+        else:
+            ranks.call(padded_to, bucket_tokens)
+            (output,) = ranks.run(ref.item("m", datums))
+            gradients = ranks.gradients("m")
+            ranks.drop_gradients("m")
+        found.append((output, gradients))
+    (plain, wanted), (padded, gradients) = found
+    assert padded.metrics["padded_tokens:sum"] > plain.metrics["padded_tokens:sum"]
+    assert padded.metrics["loss:sum"] == pytest.approx(plain.metrics["loss:sum"], rel=CLOSE / 10)
+    assert np.abs(logprobs(padded) - logprobs(plain)).max() <= CLOSE / 10
+    assert ref.worst(gradients, wanted) <= CLOSE / 10
+    if ranks is None:
+        padded_to(one.ranks.rank, None)
+    else:
+        ranks.call(padded_to, None)
+
+
+def padded_to(rank: Rank, bucket_tokens: int | None) -> None:
+    """What a GPU's rank does always."""
+    batches = rank._batches
+    layout = replace(batches.limits.layout, bucket_tokens=bucket_tokens)
+    batches.limits = replace(batches.limits, layout=layout)
 
 
 def test_b29_a_row_in_a_pack_sees_nothing_of_its_neighbour(tp2cp2: World) -> None:

@@ -21,7 +21,13 @@ MODELS = {
     "layers": ref.spec(2, seed=5, unembed=False),
     "head": ref.spec(8, seed=4, attn=False, mlp=False),
 }
-LENGTHS = {"small": (9, 2), "wide": (33, 1, 17), "attention": (5,), "layers": (4, 11), "head": (12, 7)}
+LENGTHS = {
+    "small": (9, 2),
+    "wide": (33, 1, 17),
+    "attention": (5,),
+    "layers": (4, 11),
+    "head": (12, 7),
+}
 
 
 @pytest.fixture(scope="module")
