@@ -21,7 +21,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "products": ("gemm", "nvjet", "cutlass", "xmma", "splitk", "cublas"),
     "copies": ("memcpy", "memset"),
 }
-SHOWN = 14
+SHOWN, PAUSES = 14, 5
 
 
 def main() -> None:
@@ -50,6 +50,27 @@ def main() -> None:
                     trainer.step(data)
                     synchronize()
                 show(profiler, tokens, wall_ms)
+                gaps(profiler, tokens)
+
+
+def gaps(profiler: profile, tokens: int) -> None:
+    """When the device had nothing to do: all of it, and the longest pauses with the kernels before and after."""
+    kernels = sorted(
+        (event.time_range.start, event.time_range.end, event.name)
+        for event in profiler.events() or ()
+        if event.device_type == torch.autograd.DeviceType.CUDA  # pyright: ignore[reportPrivateImportUsage]
+    )
+    pauses: list[tuple[float, str, str]] = []
+    end, last = (kernels[0][0], "the start") if kernels else (0.0, "")
+    for start, stop, name in kernels:
+        if start > end:
+            pauses.append((start - end, last[:50], name[:50]))
+        if stop > end:
+            end, last = stop, name
+    whole = sum(pause for pause, *_ in pauses)
+    emit(CASE, setting="pauses between kernels", tokens=tokens, ms=whole / 1e3, number=len(pauses))
+    for pause, before, after in sorted(pauses, reverse=True)[:PAUSES]:
+        emit(CASE, setting="  a pause", tokens=tokens, ms=pause / 1e3, after=before, before=after)
 
 
 def show(profiler: profile, tokens: int, wall_ms: float) -> None:
