@@ -22,7 +22,8 @@ class Places:
     length: int
     """Positions of the cache that any of them may look at."""
     mask_B1QS: torch.Tensor
-    """What each query sees; the heads that share a key and value head stand below each other."""
+    """0 where a query looks and minus infinity where not, in the model's type: attention would otherwise make it again
+    in every layer. The heads that share a key and value head stand below each other."""
     cos_B1TR: torch.Tensor
     sin_B1TR: torch.Tensor
     real_BT: torch.Tensor | None
@@ -58,13 +59,14 @@ def make_places(
     angles = places_BT[:, None, :, None].float() * frequencies
     angles = torch.cat([angles, angles], dim=-1)
     seen = torch.arange(length, device=device)
-    mask_B1QS = (seen[None, None] <= places_BT[:, :, None])[:, None].repeat(1, 1, shared_by, 1)
+    hidden_BTS = seen[None, None] > places_BT[:, :, None]
+    mask_BTS = hidden_BTS.to(dtype).masked_fill(hidden_BTS, float("-inf"))
     whole = all(count == width for count in counts)
     return Places(
         rows_B1=torch.arange(len(starts), device=device)[:, None],
         places_BT=places_BT,
         length=length,
-        mask_B1QS=mask_B1QS,
+        mask_B1QS=mask_BTS[:, None].repeat(1, 1, shared_by, 1),
         cos_B1TR=angles.cos().to(dtype),
         sin_B1TR=angles.sin().to(dtype),
         real_BT=None if whole else steps[None] < table[1][:, None],

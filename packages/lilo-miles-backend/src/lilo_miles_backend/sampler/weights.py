@@ -52,7 +52,7 @@ _Take = Callable[[str], torch.Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One decoder layer. Norm weights are float32, as they multiply."""
+    """One decoder layer. Norm weights are as they multiply."""
 
     fused: Mapping[str, torch.Tensor]
     """By the names of `FUSED`, each [out, in]."""
@@ -106,7 +106,7 @@ def read_base(folder: Path, *, dtype: torch.dtype, device: torch.device) -> Base
             shape=shape,
             embedding=embedding,
             head=embedding if shape.tie_word_embeddings else take(f"{HEAD}.weight").to(dtype),
-            norm=_norm(shape, take(f"{shape.prefix}norm.weight")),
+            norm=_norm(shape, take(f"{shape.prefix}norm.weight"), dtype),
             layers=tuple(layer(index) for index in range(shape.num_hidden_layers)),
             eos_tokens=_eos_tokens(folder),
         )
@@ -119,15 +119,15 @@ def _layer(shape: ModelShape, kind: LayerKind, take: _Take, dtype: torch.dtype) 
             fused: torch.cat([take(f"{part}.weight").to(dtype) for part in parts])
             for fused, parts in FUSED[kind].items()
         },
-        input_norm=_norm(shape, take("input_layernorm.weight")),
-        post_norm=_norm(shape, take("post_attention_layernorm.weight")),
+        input_norm=_norm(shape, take("input_layernorm.weight"), dtype),
+        post_norm=_norm(shape, take("post_attention_layernorm.weight"), dtype),
         mixer=make(shape, take, dtype),
     )
 
 
 def _softmax(shape: ModelShape, take: _Take, dtype: torch.dtype) -> Mixer:
     def norm(name: str) -> torch.Tensor | None:
-        return _norm(shape, take(f"self_attn.{name}.weight")) if shape.qk_norm else None
+        return _norm(shape, take(f"self_attn.{name}.weight"), dtype) if shape.qk_norm else None
 
     return SoftmaxMixer(
         heads=shape.num_attention_heads,
@@ -154,9 +154,9 @@ def _delta(shape: ModelShape, take: _Take, dtype: torch.dtype) -> Mixer:
     )
 
 
-def _norm(shape: ModelShape, weight: torch.Tensor) -> torch.Tensor:
-    """As it multiplies, float32: 1 + w must not be rounded to a shorter type."""
-    return weight.float() + 1 if shape.norm_offset else weight.float()
+def _norm(shape: ModelShape, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """As it multiplies: as stored in the model's type, but 1 + w, which must not be rounded to a shorter one."""
+    return weight.float() + 1 if shape.norm_offset else weight.to(dtype)
 
 
 def _eos_tokens(folder: Path) -> tuple[int, ...]:
