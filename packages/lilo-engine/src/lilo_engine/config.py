@@ -117,7 +117,12 @@ def add_to_environment(variables: Mapping[str, str]) -> None:
 
 
 def keep_kernels(data: DataFolder) -> None:
-    """Have what this process starts keep its compiled kernels in the data folder; where one was told another place, there."""
+    """Have what this process starts keep its compiled kernels in the data folder; where one was told another place, there.
+
+    Ranks on the machines of a cluster keep them where their machine does: this folder need not be there.
+    """
+    if os.environ.get(RAY_ADDRESS_VARIABLE):
+        return
     for name in KERNEL_CACHE_VARIABLES:
         os.environ.setdefault(name, str(data.kernels.absolute() / name.lower()))
     for name in KERNEL_CACHE_SWITCHES:
