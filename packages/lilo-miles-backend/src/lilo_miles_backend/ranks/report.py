@@ -128,9 +128,7 @@ class Report:
         if not passes:
             return
         here = np.concatenate([self._numbers(one) for one in passes])
-        world = self._parallel.world
-        (everywhere,) = fetched(stacked(sent(here, self._device), world))
-        ranks = everywhere.numpy()
+        ranks = self._everywhere(here)
         # Tensor-parallel neighbours, next to each other, ran the same rows.
         summed, most = ranks[:: self._parallel.tp.size].sum(0), ranks.max(0)
         place = 0
@@ -143,6 +141,14 @@ class Report:
                 padded_tokens=summed[padded],
             )
             place = padded.stop
+
+    def _everywhere(self, here: Array) -> Array:
+        """Every rank's numbers in rank order."""
+        world = self._parallel.world
+        if not world.is_split:
+            return here[None]
+        (everywhere,) = fetched(stacked(sent(here, self._device), world))
+        return everywhere.numpy()
 
     def _numbers(self, one: RanPass) -> Array:
         seconds = self._clock.seconds(one.start, one.end)
