@@ -1,8 +1,9 @@
 """Figures that were measured elsewhere and published, for comparing predictions with: reference data, not results of a run.
 
 Slices of a model, trained with adapters of rank 32 on every linear, random data, one sequence a step, measured on one and two
-NVIDIA H200 (torch 2.11, bfloat16, logits in chunks of 4,096, the embedding whole on each rank). The 27B slices are one
-rank's share of TP2 x CP8 and TP1 x CP16. Not a proof.
+NVIDIA H200 (torch 2.11, bfloat16, logits in chunks of 4,096, the embedding whole on each rank, the residual stream shared
+out over tensor-parallel ranks). The 27B slices are one rank's share of TP2 x CP8 and TP1 x CP16. Rows of Lilo's own trainer
+are what `benchmarks/gpu/` measured of it (logits in chunks of 1,024, the embedding shared out, the stream whole). Not a proof.
 """
 
 from __future__ import annotations
@@ -27,6 +28,13 @@ _27B = Architecture(
     context=262_144,
     tied=False,
 )
+
+_MODELS = {
+    "8B, 8 layers": _8B,
+    "27B, 4 softmax layers": _27B,
+    "8B": ARCHITECTURES["Qwen/Qwen3-8B"],
+    "0.6B": ARCHITECTURES["Qwen/Qwen3-0.6B"],
+}
 
 PUBLISHED_PEAK_GB = 82.4
 """Most allocated on a rank, 27B at 250.4k tokens on 16 H200, TP2 x CP8, full recompute, whole logits."""
@@ -53,13 +61,15 @@ class Row:
     seen: bool
     """Whether the formulas or the rates were made looking at it; the others were predicted afterwards."""
     slots: int = 1
+    own: bool = False
+    """Whether it is of Lilo's trainer."""
 
     @property
     def job(self) -> Job:
         """What the planner is asked."""
         return Job(
             name=self.slice,
-            architecture=_8B if self.slice == "8B, 8 layers" else _27B,
+            architecture=_MODELS[self.slice],
             context=self.context,
             tokens_per_rank=self.context // self.cp,
             gpu=GPUS["H200"],
@@ -67,15 +77,16 @@ class Row:
             cp=self.cp,
             keep=self.keep,
             slots=self.slots,
-            logprob_chunk_tokens=4096,
-            shard_embedding=False,
-            sequence_parallel=True,
+            logprob_chunk_tokens=1024 if self.own else 4096,
+            shard_embedding=self.own,
+            sequence_parallel=not self.own,
         )
 
     @property
     def words(self) -> str:
         """For a figure's name."""
         more = f", {self.slots} adapters" if self.slots > 1 else ""
+        more += ", Lilo's trainer" if self.own else ""
         return (
             f"{self.slice}, {self.context // K}k, TP{self.tp} x CP{self.cp}, {self.keep} kept{more}"
         )
@@ -118,7 +129,27 @@ def _row27(keep: Keep, seconds: float, peak_gib: float, *, tp: int, cp: int, see
     )
 
 
+def _own(name: str, context: int, tokens_per_s: float, peak_gib: float, *, tp: int = 1) -> Row:
+    return Row(
+        slice=name,
+        tp=tp,
+        cp=1,
+        context=context,
+        keep="all",
+        peak_gib=peak_gib,
+        tokens_per_s=tokens_per_s,
+        seen=False,
+        own=True,
+    )
+
+
 ROWS = (
+    _own("8B, 8 layers", 16 * K, 43_390, 17.29),
+    _own("8B, 8 layers", 64 * K, 22_910, 49.74),
+    _own("8B, 8 layers", 128 * K, 13_800, 93.84),
+    _own("8B, 8 layers", 16 * K, 37_920, 9.84, tp=2),
+    _own("8B", 16 * K, 11_230, 65.24),
+    _own("0.6B", 128 * K, 9_597, 103.1),
     _row8(4 * K, "input", 46_700, 9.4, seen=True),
     _row8(16 * K, "input", 36_200, 10.4),
     _row8(64 * K, "input", 19_400, 16.2, seen=True),
@@ -155,4 +186,4 @@ ROWS = (
     _row27("qkv", 2.08, 16.7, tp=1, cp=16, seen=False),
     _row27("all", 2.04, 21.0, tp=1, cp=16, seen=False),
 )
-"""Every configuration for which both a peak and, but for one, a speed were published; none is left out."""
+"""Every configuration for which both a peak and, but for one, a speed were measured; none is left out."""
