@@ -17,6 +17,7 @@ from fla.utils import IS_NVIDIA_HOPPER, TRITON_ABOVE_3_4_0, TRITON_ABOVE_3_7_1
 
 from lilo_miles_backend.ranks.kernels.delta_gradients import ChunkInputs, chunk_gradients
 from lilo_miles_backend.ranks.kernels.delta_kernels import Enter
+from lilo_miles_backend.ranks.kernels.delta_tuning import fix_configurations
 from lilo_miles_backend.ranks.layers.intervals import Intervals
 
 
@@ -55,8 +56,16 @@ class _Gradients(BaseBackend):
         )
 
 
+NORM_ROWS = 65_536
+"""Heads of tokens that are normalised at once: fla compiles its norm anew for each multiple of this many."""
+
+
 class FlaDelta:
     """`DeltaKernels` on a GPU."""
+
+    def __init__(self) -> None:
+        """Choose how the kernels run, once per process."""
+        fix_configurations()
 
     def convolve(
         self,
@@ -108,8 +117,13 @@ class FlaDelta:
         self, x_THV: torch.Tensor, gate_THV: torch.Tensor, weight_V: torch.Tensor, eps: float
     ) -> torch.Tensor:
         """See `DeltaKernels.gated_norm`."""
-        return rms_norm_gated(
-            x=x_THV, g=gate_THV, weight=weight_V, bias=None, activation="swish", eps=eps
+        tokens = max(1, NORM_ROWS // x_THV.shape[1])
+        parts = zip(x_THV.split(tokens), gate_THV.split(tokens), strict=True)
+        return torch.cat(
+            [
+                rms_norm_gated(x=x, g=gate, weight=weight_V, bias=None, activation="swish", eps=eps)
+                for x, gate in parts
+            ]
         )
 
 
