@@ -7,7 +7,9 @@ full forward pass of transformers in float32 on the CPU.
 from __future__ import annotations
 
 import argparse
+import importlib
 import resource
+import sys
 import tempfile
 import time
 import warnings
@@ -41,11 +43,22 @@ def main() -> None:
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    import_reference()
     for family in FAMILIES:
         with part(CASE, f"{family}: numbers"), tempfile.TemporaryDirectory() as folder:
             check_family(family, Path(folder), device)
     with part(CASE, "an 8B model"):
         time_model(arguments.model, device)
+
+
+def import_reference() -> None:
+    """Have transformers take its own torch kernels for delta nets: those of fla, where it is installed, need a GPU."""
+    there = sys.modules.get("fla")
+    sys.modules["fla"] = None  # pyright: ignore[reportArgumentType] - what stops an import
+    importlib.import_module("transformers.models.qwen3_5.modeling_qwen3_5")
+    del sys.modules["fla"]
+    if there is not None:
+        sys.modules["fla"] = there
 
 
 @torch.inference_mode()
