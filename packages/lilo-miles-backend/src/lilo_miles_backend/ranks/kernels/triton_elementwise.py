@@ -18,8 +18,10 @@ from lilo_miles_backend.ranks.kernels import triton_rotary
 ROW_WARPS_FROM = 4096
 """Row length from which a norm gets 8 warps instead of 4."""
 SWIGLU_BLOCK = 1024
-ROTATE_TOKENS = 16
-"""Tokens of one program: enough bytes in flight for heads of 64 to 256 features."""
+ROTATE_FEATURES = 2048
+"""Of some tokens' heads: what one program has at a time."""
+ROTATE_HEADS = 4
+"""Of one program, one after another: a token's angles, which are twice a head's bytes, are read once for them."""
 
 
 class TritonElementwise:
@@ -104,7 +106,7 @@ class TritonElementwise:
         assert x.stride(2) == 1, "a head's features lie next to each other"
         result = torch.empty((num_tokens, heads, size), dtype=x.dtype, device=x.device)
         if result.numel():
-            triton_rotary.rotate[(triton.cdiv(num_tokens, ROTATE_TOKENS), heads)](
+            triton_rotary.rotate[_rotate_grid(x)](
                 x,
                 x if weight is None else weight,
                 cos,
@@ -121,7 +123,8 @@ class TritonElementwise:
                 BLOCK_D=triton.next_power_of_2(size),
                 HALF=cos.shape[1],
                 NORM=weight is not None,
-                TOKENS=ROTATE_TOKENS,
+                TOKENS=_rotate_tokens(size),
+                HEADS=ROTATE_HEADS,
             )
         return result
 
@@ -141,7 +144,7 @@ class TritonElementwise:
             "a head's features lie next to each other"
         )
         if out.numel():
-            triton_rotary.rotate_backward[(triton.cdiv(num_tokens, ROTATE_TOKENS), heads)](
+            triton_rotary.rotate_backward[_rotate_grid(x)](
                 grad,
                 x,
                 x if weight is None else weight,
@@ -149,6 +152,7 @@ class TritonElementwise:
                 sin,
                 out,
                 num_tokens,
+                heads,
                 grad.stride(0),
                 grad.stride(1),
                 x.stride(0),
@@ -162,7 +166,8 @@ class TritonElementwise:
                 BLOCK_D=triton.next_power_of_2(size),
                 HALF=cos.shape[1],
                 NORM=weight is not None,
-                TOKENS=ROTATE_TOKENS,
+                TOKENS=_rotate_tokens(size),
+                HEADS=ROTATE_HEADS,
             )
 
 
@@ -170,6 +175,15 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
     """[..., H] as rows whose features lie next to each other; a view where that is possible."""
     flat = x.reshape(-1, x.shape[-1])
     return flat if flat.stride(1) == 1 else flat.contiguous()
+
+
+def _rotate_tokens(size: int) -> int:
+    return max(1, ROTATE_FEATURES // triton.next_power_of_2(size))
+
+
+def _rotate_grid(x: torch.Tensor) -> tuple[int, int]:
+    tokens, heads, size = x.shape
+    return triton.cdiv(tokens, _rotate_tokens(size)), triton.cdiv(heads, ROTATE_HEADS)
 
 
 def _row_warps(size: int) -> int:
