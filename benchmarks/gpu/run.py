@@ -67,6 +67,7 @@ CASES = (
     Case("check_attention", limit_s=90.0),
     Case("check_kernels", limit_s=90.0),
     Case("check_loss", limit_s=90.0),
+    Case("check_passes", limit_s=120.0),
     Case("check_delta", limit_s=120.0),
     Case("check_sampler", limit_s=120.0),
     Case("step_exactness", limit_s=120.0, small=(*_SMALL, "--tokens", "128")),

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+import torch
 from lilo_engine.cli.main import build
+from lilo_miles_backend.bench.gpu import measure
+from lilo_miles_backend.bench.plot import write_plot
 from typer.testing import CliRunner
 
 
@@ -27,3 +31,30 @@ def test_an_unknown_size_is_refused_with_those_there_are() -> None:
     done = CliRunner().invoke(build("bench"), ["bench", "trainer", "--size", "2M"])
     assert done.exit_code == 1
     assert "1M, 10M, 60M" in done.output
+
+
+@pytest.mark.slow
+def test_settings_of_the_gpu_bench_are_measured_in_processes_of_their_own_and_drawn(
+    tmp_path: Path,
+) -> None:
+    told: list[object] = []
+    points = measure(
+        "small", 2, (32, 64), ("ours:input", "no such"), device="cpu", told=told.append
+    )
+    assert told == points
+    assert [(point["setting"], point.get("tokens")) for point in points] == [
+        ("ours, keep input", 32),
+        ("ours, keep input", 64),
+        ("no such", None),
+    ]
+    assert all(point["tok_s"] > 0 for point in points[:2])
+    assert "no such" in points[2]["error"]
+    write_plot(points, tmp_path / "speed.svg", "two layers")
+    assert "ours, keep input" in (tmp_path / "speed.svg").read_text("utf-8")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_missing_gpu_is_one_sentence() -> None:
+    done = CliRunner().invoke(build("bench"), ["bench", "trainer", "--device", "cuda"])
+    assert done.exit_code == 1
+    assert "--device cpu" in done.output

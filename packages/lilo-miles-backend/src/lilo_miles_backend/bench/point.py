@@ -102,6 +102,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     given = parser.parse_args()
     kind, _, keep = given.setting.partition(":")
+    if kind not in ("ours", "peer", "liger"):
+        parser.error(f"{given.setting!r} is no setting; expected ours:KEEP, peer or liger")
     points = (
         ours(given.root, given.model, given.layers, keep, given.lengths, given.device)
         if kind == "ours"
