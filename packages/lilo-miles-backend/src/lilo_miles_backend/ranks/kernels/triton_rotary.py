@@ -1,4 +1,4 @@
-# pyright: reportMissingImports=false, reportPossiblyUnbound=false
+# pyright: reportMissingImports=false, reportPossiblyUnboundVariable=false, reportIndexIssue=false
 """Norm and rotary embedding of heads, the programs behind `TritonElementwise.rotate`. Not to be called elsewhere."""
 
 from __future__ import annotations
