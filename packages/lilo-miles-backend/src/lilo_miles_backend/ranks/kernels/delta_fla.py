@@ -6,6 +6,7 @@ All arguments by keyword: its functions differ among themselves in their order.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -66,6 +67,8 @@ class FlaDelta:
     def __init__(self) -> None:
         """Choose how the kernels run, once per process."""
         fix_configurations()
+        # It says of every function that it asked ours and was answered no.
+        logging.getLogger("fla.backends").setLevel(logging.WARNING)
 
     def convolve(
         self,
