@@ -15,11 +15,12 @@ import typer
 from lilo_definitions import get
 
 from lilo_engine.app import EngineApp
+from lilo_engine.cli.options import CheckpointsFolder, DefinitionName, Host, Port, RecordsUrl
 from lilo_engine.cli.place import data_folder, records_url_without_password, this_server
 from lilo_engine.cli.problems import Problem, problems_in_one_line
 from lilo_engine.cli.ray_option import RayAddress, use_ray
 from lilo_engine.cli.web_server import WebServer, listen, url_of
-from lilo_engine.config import RECORDS_URL_VARIABLE, keep_kernels
+from lilo_engine.config import keep_kernels
 from lilo_engine.control.lease import Lease
 from lilo_engine.control.records import Records
 from lilo_engine.parts import Parts, ServerSettings
@@ -31,32 +32,20 @@ _EVERYWHERE = ("0.0.0.0", "::")
 
 
 def engine(
-    definition: Annotated[str, typer.Argument(help="As `lilo definitions list` shows it.")],
-    host: Annotated[str, typer.Option(help="Address to listen on, for fronts.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 picks a free one.", min=0, max=65535)] = DEFAULT_PORT,
+    definition: DefinitionName,
+    host: Host = "127.0.0.1",
+    port: Port = DEFAULT_PORT,
     address: Annotated[
         str | None,
         typer.Option(
             help="URL at which fronts reach it, if not the one it listens on.", show_default=False
         ),
     ] = None,
-    records: Annotated[
-        str | None,
-        typer.Option(
-            help=f"URL of the database, as {RECORDS_URL_VARIABLE}; without, a file in the data folder.",
-            show_default=False,
-        ),
-    ] = None,
+    records: RecordsUrl = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="Keeps logs, and what is not elsewhere.", show_default=False)
     ] = None,
-    checkpoints: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of the checkpoints, if not in the data folder: one that fronts see too.",
-            show_default=False,
-        ),
-    ] = None,
+    checkpoints: CheckpointsFolder = None,
     ray: RayAddress = None,
 ) -> None:
     """Run the trainer and the sampler for fronts, until Ctrl-C."""

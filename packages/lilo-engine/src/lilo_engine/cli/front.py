@@ -16,12 +16,12 @@ import typer
 
 from lilo_engine.app import build_front_app
 from lilo_engine.cli.admission import admit
+from lilo_engine.cli.options import CheckpointsFolder, Host, Port, RecordsUrl
 from lilo_engine.cli.place import data_folder, records_url_without_password
 from lilo_engine.cli.problems import Problem, problems_in_one_line
 from lilo_engine.cli.web_server import WebServer, listen, url_of
 from lilo_engine.config import (
     API_KEY_VARIABLE,
-    RECORDS_URL_VARIABLE,
     api_key_from_environment,
 )
 from lilo_engine.control.control import Control
@@ -44,30 +44,19 @@ DEFAULT_PORT = 8010
 
 
 def front(
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 picks a free one.", min=0, max=65535)] = DEFAULT_PORT,
+    host: Host = "127.0.0.1",
+    port: Port = DEFAULT_PORT,
     engine: Annotated[
         str | None,
         typer.Option(
             help="URL of the engine, if not where its records say it is.", show_default=False
         ),
     ] = None,
-    records: Annotated[
-        str | None,
-        typer.Option(
-            help=f"URL of the engine's database, as {RECORDS_URL_VARIABLE}; without, a file in the data folder.",
-            show_default=False,
-        ),
-    ] = None,
+    records: RecordsUrl = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="The engine's, or one of its own.", show_default=False)
     ] = None,
-    checkpoints: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of the checkpoints, if not in the data folder.", show_default=False
-        ),
-    ] = None,
+    checkpoints: CheckpointsFolder = None,
     api_key_file: Annotated[
         Path | None,
         typer.Option(

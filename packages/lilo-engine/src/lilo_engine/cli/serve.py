@@ -15,6 +15,7 @@ from lilo_definitions import get
 
 from lilo_engine.app import build_app
 from lilo_engine.cli.admission import admit
+from lilo_engine.cli.options import DefinitionName, Host, Port
 from lilo_engine.cli.place import data_folder, locked, this_server
 from lilo_engine.cli.problems import problems_in_one_line
 from lilo_engine.cli.ray_option import RayAddress, use_ray
@@ -31,9 +32,9 @@ DEFAULT_PORT = 8010
 
 
 def serve(
-    definition: Annotated[str, typer.Argument(help="As `lilo definitions list` shows it.")],
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 picks a free one.", min=0, max=65535)] = DEFAULT_PORT,
+    definition: DefinitionName,
+    host: Host = "127.0.0.1",
+    port: Port = DEFAULT_PORT,
     data_dir: Annotated[
         Path | None, typer.Option(help="Keeps records and checkpoints.", show_default=False)
     ] = None,
