@@ -28,6 +28,7 @@ from lilo_miles_backend.ranks.layers.intervals import (
     chunk_order,
     interval_lengths,
     tail_places,
+    tail_tokens,
 )
 from lilo_miles_backend.ranks.layers.mixer import Saved
 
@@ -117,11 +118,8 @@ class DeltaMixer(torch.nn.Module):
     ) -> torch.Tensor:
         """The tokens before each interval that the convolution sees, [I, W - 1, C]; zeros before a row begins."""
         count = self.conv.shape[1] - 1
-        tails = [
-            F.pad(part[-count:], (0, 0, count - min(count, part.shape[0]), 0))
-            for part in x_TC.split(intervals.lengths)
-        ]
-        every = gathered(torch.stack(tails), self._cp).flatten(0, 1)
+        tails = x_TC.index_select(0, tail_tokens(intervals.lengths, count, x_TC.device))
+        every = gathered(tails, self._cp)
         places = tail_places(padded, count, self._cp.rank, self._cp.size, x_TC.device)
         found = every.index_select(0, places.clamp(min=0).flatten()).unflatten(0, places.shape)
         return found * (places >= 0)[..., None]

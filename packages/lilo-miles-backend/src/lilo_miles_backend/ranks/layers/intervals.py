@@ -60,6 +60,13 @@ def chunk_order(rows: int, cp_size: int, device: torch.device) -> torch.Tensor:
 
 
 @functools.lru_cache(maxsize=4)
+def tail_tokens(lengths: tuple[int, ...], count: int, device: torch.device) -> torch.Tensor:
+    """int64 [intervals * count]: which of a rank's tokens its tails are; of one too short, some that nobody reads."""
+    ends = np.cumsum(lengths, dtype=np.int64)
+    return sent((ends[:, None] - count + np.arange(count)).clip(min=0).reshape(-1), device)
+
+
+@functools.lru_cache(maxsize=4)
 def tail_places(
     padded: tuple[int, ...], count: int, cp_rank: int, cp_size: int, device: torch.device
 ) -> torch.Tensor:
