@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from lilo_miles_backend.ranks.collectives import Axis, collected, stacked
+from lilo_miles_backend.ranks.transfer import fetched, frozen
 from lilo_miles_backend.shards import FactorShard
 
 
@@ -23,14 +24,14 @@ def whole_tensors(
         tp: this rank's tensor-parallel neighbours.
     """
     cut = {name: part for name, part in shards.items() if part.dim is not None and name in named}
-    whole = {name: t.detach().to("cpu", copy=True) for name, t in named.items() if name not in cut}
+    whole = frozen({name: t for name, t in named.items() if name not in cut})
     if not cut:
         return whole
     pieces: list[dict[str, FactorShard]] = collected(cut, tp)
     first = next(iter(named.values()))
     flat = first.new_zeros(max(_count(parts) for parts in pieces))
     _fill(flat, [named[name].detach() for name in cut])
-    rows = stacked(flat, tp).cpu()
+    (rows,) = fetched(stacked(flat, tp))
     whole |= {name: torch.empty(part.full, dtype=first.dtype) for name, part in cut.items()}
     for row, parts in zip(rows, pieces, strict=True):
         start = 0

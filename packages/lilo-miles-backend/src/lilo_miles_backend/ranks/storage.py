@@ -34,6 +34,7 @@ from lilo_miles_backend.ranks.captures import Captures
 from lilo_miles_backend.ranks.gather import whole_tensors
 from lilo_miles_backend.ranks.parallel import Parallel
 from lilo_miles_backend.ranks.share import share_of
+from lilo_miles_backend.ranks.transfer import frozen
 from lilo_miles_backend.ranks.view_guard import ViewGuard
 from lilo_miles_backend.shards import FactorShard
 
@@ -153,17 +154,16 @@ class Storage:
             adapter.shards, everybody=(world.rank, world.size), peers=(peers.rank, peers.size)
         )
 
-        def frozen(buffer: torch.Tensor) -> dict[str, torch.Tensor]:
-            named = adapter.named(buffer.detach())
-            return {n: t.to("cpu", copy=True) for n, t in named.items() if n in names}
+        def share(buffer: torch.Tensor) -> dict[str, torch.Tensor]:
+            return frozen({n: t for n, t in adapter.named(buffer).items() if n in names})
 
         return AdapterState(
             base_model=self._base_model,
             spec=adapter.spec,
             optimizer_step=adapter.optimizer_step,
-            weights=frozen(adapter.weights),
-            exp_avg=frozen(adapter.exp_avg),
-            exp_avg_sq=frozen(adapter.exp_avg_sq),
+            weights=share(adapter.weights),
+            exp_avg=share(adapter.exp_avg),
+            exp_avg_sq=share(adapter.exp_avg_sq),
             shards=adapter.shards,
         )
 
