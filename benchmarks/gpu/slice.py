@@ -14,7 +14,7 @@ from lilo_miles_backend.bench.point import ours
 from benchmarks.gpu.lines import part, point
 
 CASE = "slice"
-PLAN = {"all": (4096, 16384, 65536, 131072), "attention": (16384, 65536), "input": (16384, 65536)}
+PLAN = {"all": (4096, 16_384, 65_536, 131_072), "attention": (16_384,), "input": (16_384, 65_536)}
 
 
 def main() -> None:

@@ -35,8 +35,6 @@ FLOORS = {
     ("tp", 65_536): 20_000.0,
 }
 """Tokens a second and GPU."""
-KEEP = {262_144: "qkv"}
-"""Where keeping everything does not fit beside what is allocated for a moment."""
 GRADIENTS, LOGPROBS = 0.03, 0.02
 """bf16 on both sides: each is 1.6 % off float32 in gradients and 0.015 in logprobs (`step_exactness.py`)."""
 MODEL = ModelId("m0")
@@ -55,11 +53,9 @@ def main() -> None:
         agreement(arguments)
     runs = [f"{a}:{n}" for a, n in FLOORS] if arguments.runs is None else arguments.runs
     for axis in ("tp", "cp"):
-        lengths = [int(run.partition(":")[2]) for run in runs if run.startswith(axis)]
-        for keep in dict.fromkeys(KEEP.get(tokens, "all") for tokens in lengths):
-            with part(CASE, f"{axis}2, keep {keep}"):
-                fitting = [n for n in lengths if KEEP.get(n, "all") == keep]
-                speed(arguments, axis, keep, fitting)
+        if lengths := [int(run.partition(":")[2]) for run in runs if run.startswith(axis)]:
+            with part(CASE, f"{axis}2"):
+                speed(arguments, axis, lengths)
 
 
 @dataclass(frozen=True)
@@ -142,18 +138,18 @@ def _moments(backend: MilesBackend, state: CheckpointRef) -> torch.Tensor:
     return adapter.exp_avg.double().cpu()
 
 
-def speed(arguments: argparse.Namespace, axis: str, keep: str, lengths: list[int]) -> None:
+def speed(arguments: argparse.Namespace, axis: str, lengths: list[int]) -> None:
     """Steps of one row with optimizer, timed in the driver, whose calls return when all ranks have."""
     folder, architecture = model_folder(arguments.model, arguments.layers)
     tp, cp = (2, 1) if axis == "tp" else (1, 2)
-    layout = Layout(device=arguments.device, keep=keep, tp=tp, cp=cp)
+    layout = Layout(device=arguments.device, tp=tp, cp=cp)
     with Trainer(definition(folder, architecture, max(lengths), layout)) as trainer:
         for tokens in lengths:
             with part(CASE, f"{axis}2 at {tokens}"):
                 data = {trainer.models[0]: random_datums([tokens], architecture.vocab)}
                 seconds: list[float] = []
                 metrics: dict[str, float] = {}
-                for _ in range(3 if tokens > 100_000 else 6):
+                for _ in range(2 if tokens > 200_000 else 3 if tokens > 100_000 else 5):
                     started = time.perf_counter()
                     (output,) = trainer.step(data)
                     seconds.append(time.perf_counter() - started)
@@ -161,7 +157,7 @@ def speed(arguments: argparse.Namespace, axis: str, keep: str, lengths: list[int
                 best = min(seconds[1:])
                 emit(
                     CASE,
-                    setting=f"{axis}2, keep {keep}",
+                    setting=f"{axis}2, keep all",
                     tokens=tokens,
                     tok_s=tokens / best / 2,
                     useful_share=useful(architecture, [tokens]) / best / 2 / CEILING,
