@@ -81,8 +81,10 @@ class EmbeddedSampler:
             device=str(base.device),
             pid=os.getpid(),
         )
+        model = Model(base)
+        model.warm_up()
         batch = Batch(
-            Model(base),
+            model,
             max_rows=definition.sampler.sequences,
             max_length=definition.context,
             cache_bytes=cache_limit(definition, device),

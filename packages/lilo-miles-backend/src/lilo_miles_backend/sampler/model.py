@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from lilo_miles_backend.sampler.adapters import HEAD_PLACE, Adapter
 from lilo_miles_backend.sampler.cache import Cache
+from lilo_miles_backend.sampler.draw import Draw, draw_tokens, stream
 from lilo_miles_backend.sampler.groups import AdapterGroups
 from lilo_miles_backend.sampler.mixer import rms_norm
 from lilo_miles_backend.sampler.places import make_places
@@ -44,6 +45,17 @@ class Model:
         size = base.shape.rotary_dim
         half = torch.arange(0, size, 2, device=base.device).float()
         self._frequencies = 1.0 / base.shape.rope_theta ** (half / size)
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Run a few tokens: what a device loads or plans at first use is done before anybody waits for it."""
+        cache = self.new_cache(max_rows=2, max_length=4)
+        tokens_BT = torch.zeros((2, 3), dtype=torch.int64, device=self.base.device)
+        nobody = [None, None]
+        self.forward(tokens_BT, [0, 0], [3, 2], cache, nobody)
+        hidden_BTE = self.forward(tokens_BT[:, :1], [3, 2], [1, 1], cache, nobody)
+        draw = Draw(temperature=1.0, top_k=2, top_p=0.9, stream=stream(0, 0))
+        draw_tokens(self.logits(hidden_BTE[:, 0], nobody), [draw, draw])
 
     def new_cache(self, *, max_rows: int, max_length: int, limit_bytes: int | None = None) -> Cache:
         """A cache for this model; empty, so that it costs nothing until used."""
