@@ -110,6 +110,31 @@ def test_levels_have_the_same_bits_where_ranks_cut_model_and_rows(cut: World) ->
             assert torch.equal(other[name], value), name
 
 
+@pytest.mark.slow
+def test_tensor_parallel_ranks_keep_a_share_of_the_tokens_each(cut: World) -> None:
+    # 20 tokens are 10 on each context-parallel rank, of which each tensor-parallel one keeps 5.
+    for tokens, share in ((20, 5), (28, 7)):
+        kept = cut.call(_kept_rows, tokens)
+        assert all(kept)
+        assert {rows for rank in kept for rows in rank} == {share}
+
+
+def _kept_rows(rank: Any, tokens: int) -> list[int]:
+    """How many tokens' input each layer keeps of a row, the layer that runs last first."""
+    model = rank._model
+    stream = pack((tokens,), (tokens,), model.parallel.cp.rank, 2)
+    model.activate()
+    model.keep(["input"] * len(model.levels))
+    ids = torch.zeros(1, tokens // 2, dtype=torch.int64)
+    node: Any = model.hidden(ids, stream, with_grad=True).grad_fn
+    found: list[int] = []
+    while node is not None:
+        if kept := getattr(node, "kept", None):
+            found.append(kept.x.shape[0])
+        node = node.next_functions[0][0] if node.next_functions else None
+    return found
+
+
 def _levels_of(rank: Any) -> tuple[Keep, ...]:
     return rank._model.levels
 

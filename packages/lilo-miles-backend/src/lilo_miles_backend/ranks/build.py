@@ -23,6 +23,7 @@ from lilo_miles_backend.ranks.layers.layer import Layer, LayerSizes, Running
 from lilo_miles_backend.ranks.layers.mixer import Mixer
 from lilo_miles_backend.ranks.layers.norm import FinalNorm
 from lilo_miles_backend.ranks.layers.softmax import SoftmaxMixer
+from lilo_miles_backend.ranks.layers.stream_shards import StreamShards
 from lilo_miles_backend.ranks.megatron import (
     GPTModel,
     ModuleSpec,
@@ -58,7 +59,7 @@ def build(given: Building, running: Running) -> GPTModel:
                 "sizes": _sizes(given, kind),
                 "make_mixer": mixers[kind],
                 "kernels": given.kernels,
-                "tp": given.parallel.tp,
+                "shards": StreamShards(given.parallel.tp),
                 "running": running,
             },
         )

@@ -20,7 +20,6 @@ from lilo_definitions.trainer import Levels
 
 from lilo_miles_backend.ranks.adapter import Adapter
 from lilo_miles_backend.ranks.answers import Answers
-from lilo_miles_backend.ranks.collectives import sum_in_place
 from lilo_miles_backend.ranks.filling import BY_TOKENS, RowCost, fill, share
 from lilo_miles_backend.ranks.logprobs import Head, HeadPass
 from lilo_miles_backend.ranks.losses import Objective
@@ -189,7 +188,6 @@ def _run_microbatch(
                 flat_TH[count:] = 0
             else:
                 flat_TH.zero_().index_copy_(0, places, hidden_nH)
-            sum_in_place(flat_TH, model.parallel.tp)
     if with_grad:
         hidden.backward(flat_TH.view_as(hidden))
 

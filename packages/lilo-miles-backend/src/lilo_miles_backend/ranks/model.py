@@ -28,6 +28,7 @@ from lilo_miles_backend.ranks.kernels.choose import kernels_of
 from lilo_miles_backend.ranks.kernels.kernels import Optimizer
 from lilo_miles_backend.ranks.layers.layer import Active, Layer, Running
 from lilo_miles_backend.ranks.layers.softmax import SoftmaxMixer
+from lilo_miles_backend.ranks.layers.stream_shards import StreamShards
 from lilo_miles_backend.ranks.logprobs import Head
 from lilo_miles_backend.ranks.lora import Segment
 from lilo_miles_backend.ranks.parallel import Parallel
@@ -53,6 +54,7 @@ class BaseModel:
         self.parallel = parallel
         alignment = Alignment.of(definition.topology, sequence_parallel=False)
         self._running = Running()
+        self._shards = StreamShards(parallel.tp)
         kernels = kernels_of(device.torch_device)
         self._kernels = kernels
         self._gpt = build(
@@ -137,7 +139,7 @@ class BaseModel:
         return tuple(layer.level for layer in self._layers)
 
     def hidden(self, tokens_1T: torch.Tensor, stream: Stream, *, with_grad: bool) -> torch.Tensor:
-        """Final hidden states [T, H], normalized, before the head.
+        """Final hidden states [T, H], normalized, before the head; in their backward ranks' partial gradients are summed.
 
         Args:
             tokens_1T: token ids, int64.
@@ -145,14 +147,14 @@ class BaseModel:
             with_grad: the graph reaches down to the first layer, so that all adapters get gradients.
         """
         self._running.rows = PackedRows.of(stream, self.device.torch_device)
+        num_tokens = tokens_1T.shape[1]
         with torch.set_grad_enabled(with_grad):
             embedded_T1H = self._gpt.embedding(input_ids=tokens_1T, position_ids=None)
-            if with_grad:
-                # Nothing below has a gradient (the embedding is frozen); this starts the graph that the
-                # adapters' own backward functions hang on.
-                embedded_T1H = embedded_T1H.detach().requires_grad_()
-            hidden_T1H = self._gpt.decoder(embedded_T1H, attention_mask=None)
-            return cast(torch.Tensor, hidden_T1H).squeeze(1)
+            # Nothing below has a gradient (the embedding is frozen); here starts the graph that the adapters' own
+            # backward functions hang on.
+            x_t1H = self._shards.own(embedded_T1H.detach().squeeze(1)).unsqueeze(1)
+            hidden_t1H = self._gpt.decoder(x_t1H.requires_grad_(with_grad), attention_mask=None)
+            return self._shards.gathered(hidden_t1H.squeeze(1), num_tokens)
 
 
 def _check_fits(definition: Definition, shape: ModelShape, folder: Path) -> None:

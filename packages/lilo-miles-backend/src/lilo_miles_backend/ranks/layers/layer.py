@@ -10,10 +10,11 @@ The rest is computed again, the same way, so that every level has the same bits.
 frozen weight's gradient would need: fc2's product, say. What the mixer does is its own (`mixer.py`); Megatron's block
 loops over layers and knows nothing of their inside.
 
-Tensor-parallel ranks have rows of in_proj and fc1 and columns of out_proj and fc2: they sum the gradients of the first
-two's inputs and the products of the last two.
+Tensor-parallel ranks have rows of in_proj and fc1 and columns of out_proj and fc2, and each a share of the stream's tokens
+for all that is between them (`stream_shards.py`): they gather the first two's inputs, and sum those inputs' gradients and
+the products of the last two.
 
-Shapes: T tokens of this rank's part of a stream, H hidden size, O features of the projection in, W of the mixer's
+Shapes: T tokens of this rank's part of a stream, t of its share among tensor-parallel ranks, H hidden size, O features of the projection in, W of the mixer's
 output, F inner size (this rank's of the last three).
 """
 
@@ -28,11 +29,11 @@ from lilo_definitions.trainer import Keep
 
 from lilo_miles_backend.ranks.attention import PackedRows
 from lilo_miles_backend.ranks.autograd import AutogradContext, AutogradGrads
-from lilo_miles_backend.ranks.collectives import Axis, sum_in_place
 from lilo_miles_backend.ranks.kernels.kernels import Kernels
 from lilo_miles_backend.ranks.layers.linear import Linear
 from lilo_miles_backend.ranks.layers.mixer import Mixer, Saved
 from lilo_miles_backend.ranks.layers.mlp import GateUps, Mlp, MlpAdapters
+from lilo_miles_backend.ranks.layers.stream_shards import StreamShards
 from lilo_miles_backend.ranks.lora import Segment
 
 
@@ -95,7 +96,7 @@ class Layer(torch.nn.Module):
         sizes: LayerSizes,
         make_mixer: Callable[[], Mixer],
         kernels: Kernels,
-        tp: Axis,
+        shards: StreamShards,
         running: Running,
         **_: object,
     ) -> None:
@@ -105,7 +106,7 @@ class Layer(torch.nn.Module):
             sizes: of the weights.
             make_mixer: what mixes tokens; a torch module with its own small weights.
             kernels: of the device.
-            tp: the ranks with other parts of the weights.
+            shards: divides the stream over the ranks with other parts of the weights.
             running: where to find the rows of the microbatch.
         """
         super().__init__()
@@ -131,77 +132,86 @@ class Layer(torch.nn.Module):
             fc1=self.linears["fc1"],
             fc2=self.linears["fc2"],
             elementwise=kernels.elementwise,
-            tp=tp,
+            shards=shards,
         )
         self._elementwise = kernels.elementwise
         self._eps = sizes.eps
-        self._tp = tp
+        self._shards = shards
         self._running = running
 
     def forward(self, hidden_states: torch.Tensor, **_: object) -> tuple[torch.Tensor, None]:
-        """[T, 1, H] -> [T, 1, H], and Megatron's context, which there is none of."""
+        """[t, 1, H] -> [t, 1, H], and Megatron's context, which there is none of."""
         rows = self._running.rows
         assert rows is not None, "BaseModel.hidden says which rows run"
         if torch.is_grad_enabled() and hidden_states.requires_grad:
             return _Node.apply(hidden_states, self, rows, self.active, self.level), None  # type: ignore[return-value]
-        x_TH = hidden_states.view(-1, hidden_states.shape[-1])
-        return self._run(x_TH, rows, self.active, None)[0].view_as(hidden_states), None
+        x_tH = hidden_states.view(-1, hidden_states.shape[-1])
+        return self._run(x_tH, rows, self.active, None)[0].view_as(hidden_states), None
 
     def _run(
-        self, x_TH: torch.Tensor, rows: PackedRows, active: Active, level: Keep | None
+        self, x_tH: torch.Tensor, rows: PackedRows, active: Active, level: Keep | None
     ) -> tuple[torch.Tensor, _Kept]:
         """The layer's output, and what `level` keeps of it; None: there will be no backward."""
-        kept = _Kept(x=x_TH)
-        projected = self._project(x_TH, active)
+        kept, num_tokens = _Kept(x=x_tH), rows.positions.shape[0]
+        projected = self._project(x_tH, num_tokens, active)
         mixed, saved = self.mixer.forward(projected, rows)
         if level in ("qkv", "all"):
             kept.projected = projected
         del projected
-        middle = self._out(mixed, x_TH, active)
+        middle = self._out(mixed, x_tH, active)
         if level in ("attention", "qkv", "all"):
             kept.mixed, kept.saved, kept.middle = mixed, saved, middle
         del mixed
-        y_TH, kept.gate_ups = self._mlp.forward(middle, active.mlp, keep=level == "all")
-        return y_TH, kept
+        y_tH, kept.gate_ups = self._mlp.forward(middle, num_tokens, active.mlp, keep=level == "all")
+        return y_tH, kept
 
     def _back(
-        self, grad_TH: torch.Tensor, kept: _Kept, rows: PackedRows, active: Active
+        self, grad_tH: torch.Tensor, kept: _Kept, rows: PackedRows, active: Active
     ) -> torch.Tensor:
         """Gradient of x; adds to the adapters' gradients, and lets go of each activation as soon as it can."""
+        num_tokens = rows.positions.shape[0]
         if kept.middle is None:
-            projected = self._project(kept.x, active)
+            projected = self._project(kept.x, num_tokens, active)
             mixed, saved = self.mixer.forward(projected, rows)
             kept.projected, kept.mixed, kept.saved = projected, mixed, saved
             kept.middle = self._out(mixed, kept.x, active)
             del projected, mixed
-        grad_middle = self._mlp.backward(grad_TH, kept.middle, kept.gate_ups, active.mlp)
+        grad_middle = self._mlp.backward(
+            grad_tH, kept.middle, num_tokens, kept.gate_ups, active.mlp
+        )
         kept.middle = kept.gate_ups = None
         assert kept.mixed is not None, "kept with `middle`"
-        grad_mixed = self.linears["out_proj"].backward(grad_middle, kept.mixed, active.out_proj)
+        grad_mixed = self.linears["out_proj"].backward(
+            self._shards.whole(grad_middle, num_tokens), kept.mixed, active.out_proj
+        )
         if kept.projected is None:
-            kept.projected = self._project(kept.x, active)
+            kept.projected = self._project(kept.x, num_tokens, active)
         grad_projected = self.mixer.backward(
             grad_mixed, kept.projected, kept.mixed, kept.saved, rows
         )
         del grad_mixed
         kept.mixed, kept.saved, kept.projected = None, (), None
         normed, inverse = self._elementwise.rms_norm(kept.x, self.input_norm, self._eps)
-        grad_normed = self.linears["in_proj"].backward(grad_projected, normed, active.in_proj)
+        normed = self._shards.whole(normed, num_tokens)
+        partial = self.linears["in_proj"].backward(grad_projected, normed, active.in_proj)
         del normed, grad_projected
-        sum_in_place(grad_normed, self._tp)
+        grad_normed = self._shards.summed(partial)
+        del partial
         grad_x = self._elementwise.rms_norm_backward(grad_normed, kept.x, inverse, self.input_norm)
         return grad_x.add_(grad_middle)
 
-    def _project(self, x_TH: torch.Tensor, active: Active) -> torch.Tensor:
-        normed, _ = self._elementwise.rms_norm(x_TH, self.input_norm, self._eps)
-        return self.linears["in_proj"].forward(normed, active.in_proj)
+    def _project(self, x_tH: torch.Tensor, num_tokens: int, active: Active) -> torch.Tensor:
+        normed, _ = self._elementwise.rms_norm(x_tH, self.input_norm, self._eps)
+        return self.linears["in_proj"].forward(
+            self._shards.whole(normed, num_tokens), active.in_proj
+        )
 
-    def _out(self, mixed_TW: torch.Tensor, x_TH: torch.Tensor, active: Active) -> torch.Tensor:
+    def _out(self, mixed_TW: torch.Tensor, x_tH: torch.Tensor, active: Active) -> torch.Tensor:
         """The stream after the mixer: x and the sum of all ranks' products."""
         linear = self.linears["out_proj"]
-        if not self._tp.is_split:
-            return linear.forward(mixed_TW, active.out_proj, x_TH)
-        return sum_in_place(linear.forward(mixed_TW, active.out_proj), self._tp).add_(x_TH)
+        if not self._shards.is_split:
+            return linear.forward(mixed_TW, active.out_proj, x_tH)
+        return self._shards.summed(linear.forward(mixed_TW, active.out_proj)).add_(x_tH)
 
 
 class _Node(torch.autograd.Function):
@@ -214,9 +224,9 @@ class _Node(torch.autograd.Function):
         active: Active,
         level: Keep,
     ) -> torch.Tensor:
-        y_TH, ctx.kept = layer._run(x.view(-1, x.shape[-1]), rows, active, level)
+        y_tH, ctx.kept = layer._run(x.view(-1, x.shape[-1]), rows, active, level)
         ctx.layer, ctx.rows, ctx.active = layer, rows, active
-        return y_TH.view_as(x)
+        return y_tH.view_as(x)
 
     @staticmethod
     def backward(ctx: AutogradContext, *grads: torch.Tensor) -> AutogradGrads:
@@ -224,8 +234,8 @@ class _Node(torch.autograd.Function):
         kept, ctx.kept = ctx.kept, None
         assert kept is not None, "a layer is walked back once"
         (grad,) = grads
-        grad_TH = grad.reshape(-1, grad.shape[-1])
-        grad_x = ctx.layer._back(grad_TH, kept, ctx.rows, ctx.active)
+        grad_tH = grad.reshape(-1, grad.shape[-1])
+        grad_x = ctx.layer._back(grad_tH, kept, ctx.rows, ctx.active)
         return grad_x.view_as(grad), None, None, None, None
 
 
