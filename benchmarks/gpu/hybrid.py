@@ -23,7 +23,7 @@ from lilo_miles_backend.ranks.rank import Rank
 from benchmarks.gpu.emulated import emulate, rank_of
 from benchmarks.gpu.lines import emit, part
 from benchmarks.gpu.models import model_folder
-from benchmarks.gpu.predict import Layer, predictions
+from benchmarks.gpu.predict import PUBLISHED, Layer, predictions
 
 CASE = "hybrid"
 LENGTHS = (16_384, 65_536, 262_144)
@@ -53,6 +53,7 @@ def main() -> None:
         lengths = arguments.lengths if cp == max(arguments.cp) else arguments.lengths[-1:]
         with part(CASE, f"TP2 x CP{cp}"):
             layout(arguments, cp, lengths)
+    emit(CASE, **PUBLISHED)
 
 
 def layout(arguments: argparse.Namespace, cp: int, lengths: list[int]) -> None:
@@ -86,7 +87,10 @@ def layout(arguments: argparse.Namespace, cp: int, lengths: list[int]) -> None:
                 delta_gib=delta.gib,
                 head_and_rest_s=rest,
             )
-        for line in predictions(cp, tokens, kinds, found["2 softmax", tokens, "all"].seconds):
+        two = found.get(("2 softmax", tokens, "all"))
+        for line in (
+            predictions(cp, tokens, kinds, Layer(seconds=two.seconds, gib=two.gib)) if two else ()
+        ):
             emit(CASE, **line)
 
 
