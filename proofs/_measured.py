@@ -3,7 +3,7 @@
 Slices of a model, trained with adapters of rank 32 on every linear, random data, one sequence a step, measured on one and two
 NVIDIA H200 (torch 2.11, bfloat16, logits in chunks of 4,096, the embedding whole on each rank, the residual stream shared
 out over tensor-parallel ranks). The 27B slices are one rank's share of TP2 x CP8 and TP1 x CP16. Rows of Lilo's own trainer
-are what `benchmarks/gpu/` measured of it (logits in chunks of 1,024, the embedding shared out, the stream whole). Not a proof.
+are what `benchmarks/gpu/` measured of it (logits in chunks of 1,024 and the embedding shared out). Not a proof.
 """
 
 from __future__ import annotations
@@ -79,7 +79,6 @@ class Row:
             slots=self.slots,
             logprob_chunk_tokens=1024 if self.own else 4096,
             shard_embedding=self.own,
-            sequence_parallel=not self.own,
         )
 
     @property
@@ -129,10 +128,10 @@ def _row27(keep: Keep, seconds: float, peak_gib: float, *, tp: int, cp: int, see
     )
 
 
-def _own(name: str, context: int, tokens_per_s: float, peak_gib: float, *, tp: int = 1) -> Row:
+def _own(name: str, context: int, tokens_per_s: float, peak_gib: float) -> Row:
     return Row(
         slice=name,
-        tp=tp,
+        tp=1,
         cp=1,
         context=context,
         keep="all",
@@ -147,7 +146,6 @@ ROWS = (
     _own("8B, 8 layers", 16 * K, 43_390, 17.29),
     _own("8B, 8 layers", 64 * K, 22_910, 49.74),
     _own("8B, 8 layers", 128 * K, 13_800, 93.84),
-    _own("8B, 8 layers", 16 * K, 37_920, 9.84, tp=2),
     _own("8B", 16 * K, 11_230, 65.24),
     _own("0.6B", 128 * K, 9_597, 103.1),
     _row8(4 * K, "input", 46_700, 9.4, seen=True),

@@ -29,10 +29,8 @@ def test_the_matched_run_of_the_27b_at_256k_is_predicted():
     assert make_plan(job(), "miles").memory.peak / 1e9 == pytest.approx(82.4, rel=0.1)
 
 
-def test_lilo_needs_much_less_there_with_full_recompute():
-    assert make_plan(job()).memory.peak < 70e9
-    # What sharing the residual stream out over both tensor-parallel ranks would save.
-    assert make_plan(job(sequence_parallel=True)).memory.peak < 60e9
+def test_lilo_needs_less_than_60_gb_there_with_full_recompute():
+    assert make_plan(job()).memory.peak < 60e9
 
 
 def test_keeping_more_needs_more_memory_and_fewer_operations():
@@ -102,9 +100,9 @@ def test_tensor_parallel_ranks_over_the_kv_heads_are_noted():
     assert any("key-value heads" in note for note in notes)
 
 
-def test_cpu_ranks_share_out_heads_and_columns_and_work_with_the_keys_they_gather():
+def test_cpu_ranks_share_out_what_is_kept_and_work_with_the_keys_they_gather():
     one, two = make_plan(job("tiny")).memory, make_plan(job("tiny", tp=2)).memory
-    assert one.kept / 2 < two.kept < one.kept
+    assert two.kept == one.kept / 2
     assert two.weights == one.weights / 2
     tokens = job("tiny").tokens_per_rank
     model = job("tiny").architecture

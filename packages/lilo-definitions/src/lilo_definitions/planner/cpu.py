@@ -30,9 +30,9 @@ def mlp_backward_bytes(job: Job, keep: Keep) -> float:
     """Gradients at the head, of the layer and of the norm; that of the product, and two temporaries of its backward."""
     model, level = job.architecture, KEEPS.index(keep)
     hidden, inner = model.hidden, model.inner / job.tp
-    floats = 3 * hidden
+    floats = hidden + 2 * hidden / job.stream_shards
     if level < KEEPS.index("attention"):
-        floats += hidden + (model.qkv_width + model.attention_width) / job.tp
+        floats += hidden / job.stream_shards + (model.qkv_width + model.attention_width) / job.tp
     piece = min(MLP_PIECE_TOKENS, job.tokens_per_rank)
     in_piece = piece * inner * (3 if keep == "all" else 5)
     return job.dtype_bytes * (job.tokens_per_rank * floats + in_piece)
@@ -45,13 +45,13 @@ def softmax_backward_bytes(job: Job, keep: Keep) -> float:
     """
     model, level = job.architecture, KEEPS.index(keep)
     queries, keys = model.attention_width / job.tp, model.kv_width / job.kv_shards
-    floats = 3 * model.hidden + 3 * queries + 3 * keys
+    floats = model.hidden + 2 * model.hidden / job.stream_shards + 3 * queries + 3 * keys
     if level < KEEPS.index("qkv"):
         floats += model.qkv_width / job.tp
     if level < KEEPS.index("attention"):
         floats += queries
     else:
-        floats -= model.hidden
+        floats -= model.hidden / job.stream_shards
     if keep == "all":
         floats -= 2 * model.inner / job.tp
     if job.cp > 1:

@@ -47,9 +47,8 @@ class Job:
     logprob_chunk_tokens: int = 1024
     shard_embedding: bool = True
     """Whether tensor-parallel ranks share the embedding; a measured slice held it whole."""
-    sequence_parallel: bool = False
-    """Whether tensor-parallel ranks share out the residual stream; lilo's trainer does not, Megatron and a measured
-    slice do."""
+    sequence_parallel: bool = True
+    """Whether tensor-parallel ranks share out the residual stream."""
     reserved_bytes: float = 0.0
     """Of a rank's GPU, for others that share it."""
 

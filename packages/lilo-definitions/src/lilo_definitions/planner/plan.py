@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 from lilo_definitions.planner.adapters import adapter_parameters
 from lilo_definitions.planner.flops import Flops, flops_of
@@ -129,8 +129,6 @@ def make_plan(
         rows: full rows of a step; None: one per data-parallel rank.
         usd_per_gpu_hour: instead of the list price.
     """
-    if trainer == "miles":
-        job = replace(job, sequence_parallel=True)
     ways = ways_of(trainer)
     keep: KeepActivations = job.keep if job.keep in (*ways, "auto") else ways[0]
     layers = job.architecture.layers
