@@ -165,7 +165,7 @@ def _text(name: str, row: Line) -> str:
         if name == "useful_share":
             return f"{100 * value:.0f} %"
         return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.4g}"
-    return str(value)
+    return str(value).replace("|", "\\|")
 
 
 if __name__ == "__main__":
