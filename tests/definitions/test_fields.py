@@ -254,8 +254,8 @@ def test_what_is_not_built_is_refused_by_the_fields_name(field):
 
 
 def test_all_that_is_not_built_is_refused_in_one_message():
+    big = lilo_definitions.get("qwen3_8_27b_miles_lora_256k")
     with pytest.raises(InvalidRequest) as refusal:
-        big = lilo_definitions.get("qwen3_8_27b_miles_lora_256k")
         check_offered(big.derive(trainer={"deterministic": True}))
     for field in ("trainer.deterministic", "topology.rdma"):
         assert field in str(refusal.value)
