@@ -3,8 +3,7 @@
 The only file that calls torch.distributed on tensors. On an axis of one rank every function is the identity and costs
 nothing, so the code above has one path. All ranks of an axis must call the same functions in the same order.
 
-Autograd of the differentiable ones (Shoeybi et al., "Megatron-LM", arXiv:1909.08053, section 3): `copied` and `summed`
-are each other's conjugate; `gathered`'s backward sums what every rank computed for each part.
+`gathered` is differentiable: its backward sums what every rank computed for each part. Layers write their backwards out.
 """
 
 from __future__ import annotations
@@ -101,50 +100,9 @@ def collected(value: object, axis: Axis) -> list[Any]:
     return values
 
 
-def copied(x: torch.Tensor, axis: Axis) -> torch.Tensor:
-    """x, which all ranks hold; its gradient is the sum of the ranks' gradients."""
-    return cast(torch.Tensor, _Copied.apply(x, axis)) if axis.is_split else x
-
-
-def summed(x: torch.Tensor, axis: Axis) -> torch.Tensor:
-    """The sum of the ranks' x; takes x over. Its gradient goes to each rank as it is."""
-    return cast(torch.Tensor, _Summed.apply(x, axis)) if axis.is_split else x
-
-
 def gathered(x: torch.Tensor, axis: Axis) -> torch.Tensor:
     """The ranks' x one after another along the first dimension."""
     return cast(torch.Tensor, _Gathered.apply(x, axis)) if axis.is_split else x
-
-
-def replicated(x: torch.Tensor, axis: Axis) -> torch.Tensor:
-    """As `gathered`, where all ranks go on to compute the same from the result.
-
-    So the gradient of this rank's part is complete as it stands and nothing is summed.
-    """
-    return cast(torch.Tensor, _Replicated.apply(x, axis)) if axis.is_split else x
-
-
-class _Copied(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: AutogradContext, x: torch.Tensor, axis: Axis) -> torch.Tensor:
-        ctx.axis = axis
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: AutogradContext, *grads: torch.Tensor) -> AutogradGrads:
-        # A copy: the gradient may be another branch's too, and the sum is written in place.
-        return sum_in_place(grads[0].clone(memory_format=torch.contiguous_format), ctx.axis), None
-
-
-class _Summed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: AutogradContext, x: torch.Tensor, axis: Axis) -> torch.Tensor:
-        ctx.mark_dirty(x)
-        return sum_in_place(x, axis)
-
-    @staticmethod
-    def backward(ctx: AutogradContext, *grads: torch.Tensor) -> AutogradGrads:
-        return grads[0], None
 
 
 class _Gathered(torch.autograd.Function):
@@ -160,14 +118,3 @@ class _Gathered(torch.autograd.Function):
         result = torch.empty_like(parts[axis.rank])
         dist.reduce_scatter(result, parts, group=axis.group)
         return result, None
-
-
-class _Replicated(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: AutogradContext, x: torch.Tensor, axis: Axis) -> torch.Tensor:
-        ctx.axis = axis
-        return stacked(x, axis).flatten(0, 1)
-
-    @staticmethod
-    def backward(ctx: AutogradContext, *grads: torch.Tensor) -> AutogradGrads:
-        return grads[0].chunk(ctx.axis.size)[ctx.axis.rank], None
