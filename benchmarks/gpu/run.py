@@ -36,6 +36,10 @@ from benchmarks.gpu.table import bounds_table, figures_table
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
+SHORTEST_S = 15.0
+"""With less time left, no case is begun."""
+
+
 @dataclass(frozen=True)
 class Case:
     """One process."""
@@ -56,7 +60,7 @@ class Case:
 _SMALL = ("--model", "small", "--layers", "2")
 CASES = (
     Case("slice", small=(*_SMALL, "--lengths", "64", "128")),
-    Case("hybrid", limit_s=240.0, small=("--model", "small-hybrid", "--lengths", "256")),
+    Case("hybrid", limit_s=330.0, small=("--model", "small-hybrid", "--lengths", "256")),
     Case("peers", ("--liger",), limit_s=100.0),
     Case("peers", limit_s=100.0, small=(*_SMALL, "--lengths", "64", "128")),
     Case("serve", limit_s=240.0, small=("--model", "small", "--tokens", "256", "--steps", "4")),
@@ -71,7 +75,7 @@ CASES = (
     Case("check_delta", limit_s=120.0),
     Case("check_sampler", limit_s=120.0),
     Case("step_exactness", limit_s=120.0, small=(*_SMALL, "--tokens", "128")),
-    Case("two", limit_s=200.0, gpus=2, small=(*_SMALL, "--runs", "tp:64", "cp:64")),
+    Case("two", limit_s=240.0, gpus=2, small=(*_SMALL, "--runs", "tp:64", "cp:64")),
 )
 
 
@@ -174,6 +178,12 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, help="where the lines go; default: a new folder")
     parser.add_argument("--limit", type=float, default=3600.0, help="seconds for all of it")
+    parser.add_argument(
+        "--reserve",
+        type=float,
+        default=0.0,
+        help="of these, seconds for the cases of several GPUs: whatever runs then is cut off",
+    )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     arguments = parser.parse_args()
     on_cpu = arguments.device == "cpu"
@@ -188,7 +198,8 @@ def main() -> int:
     models = tempfile.mkdtemp(prefix="lilo-models-", dir=roomy())
     os.environ.setdefault("LILO_BENCH_MODELS", models)
     try:
-        run_all(wanted, number, record, arguments.device, time.monotonic() + arguments.limit)
+        ends = time.monotonic() + arguments.limit
+        run_all(wanted, number, record, arguments.device, (ends - arguments.reserve, ends))
     finally:
         shutil.rmtree(models, ignore_errors=True)
     for line in [] if on_cpu else across_cases(record.lines):
@@ -220,36 +231,47 @@ def gpus() -> int:
 
 
 def run_all(
-    cases: Sequence[Case], number: int, record: Record, device: str, deadline: float
+    cases: Sequence[Case], number: int, record: Record, device: str, ends: tuple[float, float]
 ) -> None:
-    """Cases of one GPU on whichever is free; then those of several."""
+    """Cases of one GPU on whichever is free, until the first end; then those of several, until the second."""
+    together = [case for case in cases if 1 < case.gpus <= number]
     waiting = deque(case for case in cases if case.gpus == 1)
+    first = ends[0] if together else ends[1]
+    # In this order, whichever thread is faster: the first ones run at once, the next ones import meanwhile.
+    begun: list[list[Run]] = [[] for _ in range(number)]
+    for _ in range(2):
+        for index, runs in enumerate(begun):
+            if waiting:
+                runs.append(Run(waiting.popleft(), [index], device))
     threads = [
-        threading.Thread(target=_serve, args=(waiting, [index], record, device, deadline))
-        for index in range(number)
+        threading.Thread(target=_serve, args=(runs, waiting, [index], record, device, first))
+        for index, runs in enumerate(begun)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    together = deque(case for case in cases if 1 < case.gpus <= number)
-    _serve(together, list(range(number)), record, device, deadline)
+    _serve([], deque(together), list(range(number)), record, device, ends[1])
     for case in cases:
         if case.gpus > number:
             record.line({"case": case.module, "setting": f"not run: needs {case.gpus} GPUs"})
 
 
 def _serve(
-    waiting: deque[Case], devices: list[int], record: Record, device: str, deadline: float
+    begun: list[Run],
+    waiting: deque[Case],
+    devices: list[int],
+    record: Record,
+    device: str,
+    ends: float,
 ) -> None:
     """One case after another; the next one imports meanwhile."""
-    following: list[Run] = []
-    while waiting or following:
-        run = following.pop() if following else Run(waiting.popleft(), devices, device)
-        if waiting:
-            following.append(Run(waiting.popleft(), devices, device))
-        left = deadline - time.monotonic()
-        if left < 5:
+    while begun or waiting:
+        run = begun.pop(0) if begun else Run(waiting.popleft(), devices, device)
+        if waiting and not begun:
+            begun.append(Run(waiting.popleft(), devices, device))
+        left = ends - time.monotonic()
+        if left < SHORTEST_S:
             run.kill()
             record.line({"case": run.case.module, "setting": "not run: the time was up"})
             continue

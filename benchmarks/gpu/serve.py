@@ -2,7 +2,8 @@
 
 Steps are sent one ahead of the answers, as a training loop that wants no gaps does. Training states are saved in the middle of
 the timed steps, so that what a save costs them is in the time; that all saves end well is waited for afterwards. Sampler
-weights are saved at the end, and a sample drawn from them.
+weights are saved at the end, and a sample drawn from them. The bare trainer is called step after step, as the server's own
+process would call it, with the same datums; it saves nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ from benchmarks.gpu.models import model_folder
 CASE = "serve"
 OVERHEAD = 0.03
 START_S, LIMIT_S = 180.0, 120.0
+STALL_S = 5.0
 SAVED = (0.25, 0.75)
 """After these shares of the steps."""
 ROWS = 4
@@ -98,11 +101,16 @@ def drive(
     data = [_datum(one) for one in datums]
     seconds: dict[str, float] = {}
     saves: list[Any] = []
-    _steps(client, data, 3, (), saves)
+    answered = [time.perf_counter()]
+    _steps(client, data, 3, (), saves, answered)
     for name, shares in (("without saves", ()), ("with saves", SAVED)):
         started = time.perf_counter()
-        losses = _steps(client, data, steps, [int(share * steps) for share in shares], saves)
+        losses = _steps(
+            client, data, steps, [int(share * steps) for share in shares], saves, answered
+        )
         seconds[name] = (time.perf_counter() - started) / steps
+    waits = [after - before for before, after in pairwise(answered)]
+    at_most(CASE, "longest wait for a step after the server was ready, s", max(waits), STALL_S)
     emit(CASE, setting="training states saved", paths=[save.result(LIMIT_S).path for save in saves])
     bound(CASE, "the loss falls", losses[-1], f"< {losses[0]:.4g}", losses[-1] < losses[0])
     started = time.perf_counter()
@@ -122,6 +130,7 @@ def _steps(
     steps: int,
     saved_after: Sequence[int],
     saves: list[Any],
+    answered: list[float],
 ) -> list[float]:
     """Submit each step while the one before it runs; the losses. Returns when every step is answered."""
     adam = types.AdamParams(learning_rate=ADAM.learning_rate, beta1=0.9, beta2=0.95, eps=1e-8)
@@ -133,7 +142,11 @@ def _steps(
             saves.append(client.save_state(f"step-{index + 1}"))
         if len(waiting) > 1:
             losses.append(_settle(waiting.popleft()))
-    return losses + [_settle(pair) for pair in waiting]
+            answered.append(time.perf_counter())
+    for pair in waiting:
+        losses.append(_settle(pair))
+        answered.append(time.perf_counter())
+    return losses
 
 
 def _settle(pair: Any) -> float:
