@@ -1,10 +1,13 @@
 """History: passes lie in files when memory is short, snapshots release them, and what is kept makes the state again."""
 
+from dataclasses import replace
+
 import anyio
 import pytest
 from lilo_engine.errors import CommandFailed, InvalidRequest
 from lilo_engine.history.history import HistorySettings
 from lilo_engine.history.segments import Segments
+from lilo_engine.operations.ids import SUSPENDED_NAME
 from lilo_engine.operations.operation import ModelId
 from lilo_engine.operations.result import Passed
 
@@ -151,7 +154,9 @@ async def test_the_engine_saves_between_two_windows_and_trains_on_when_that_fail
         assert all(rig.backend.log[n - 1][0] == "optim_step" for n in captures)
         saved = await rig.do(build.save("m", 25))
         assert len(rig.journal.checkpoints) >= 2
-        assert rig.engine.history.base(ModelId("m")).source == saved.ref
+        # Both hold the last step; which of the two is durable first is chance.
+        own = replace(saved.ref, name=SUSPENDED_NAME)
+        assert rig.engine.history.base(ModelId("m")).source in (saved.ref, own)
         assert rig.engine.history.done(ModelId("m")) == ()
 
 

@@ -32,7 +32,7 @@ ONLY_WITH_EXTRAS = {
     "lilo-volume": {"modal", "fsspec", "torch", "xxhash"},
     "lilo-definitions": set(),
     "lilo-engine": {"modal", "psycopg", "matplotlib", "tinker", "opentelemetry"},
-    "lilo-miles-backend": set(),
+    "lilo-miles-backend": {"fla", "triton"},
 }
 """What a module of the package may miss where it is installed without extras."""
 CHOSEN_BY_SET_UP = {"torch"}
@@ -192,8 +192,9 @@ DISTRIBUTIONS = {
     "opentelemetry": "opentelemetry-sdk",
 }
 """Import name -> distribution, where they differ beyond dashes."""
-GIVEN_BY_OTHERS = {"starlette", "pydantic-core"}
-"""What a declared dependency is made of and hands out: FastAPI of Starlette, pydantic of its core."""
+GIVEN_BY_OTHERS = {"starlette", "pydantic-core", "triton", "liger-kernel"}
+"""What a declared dependency is made of and hands out: FastAPI of Starlette, pydantic of its core, torch's builds for CUDA
+of Triton. Liger is only measured against, where somebody has it: it would bring Triton to machines without a GPU."""
 
 
 def _imported(path: Path) -> set[str]:
