@@ -190,6 +190,7 @@ DISTRIBUTIONS = {
     "yaml": "pyyaml",
     "megatron": "megatron-core",
     "opentelemetry": "opentelemetry-sdk",
+    "fla": "fla-core",
 }
 """Import name -> distribution, where they differ beyond dashes."""
 GIVEN_BY_OTHERS = {"starlette", "pydantic-core", "triton", "liger-kernel"}
