@@ -119,8 +119,7 @@ def model(
         try:
             rank.execute(CreateAdapter(model_id=MODEL, spec=spec(0), drawn_seed=0))
             for tokens in lengths:
-                levels = LEVELS if cp == max(arguments.cp) else LEVELS[:2]
-                for keep in levels if tokens == max(lengths) else LEVELS[:1]:
+                for keep in LEVELS if tokens == max(lengths) else LEVELS[:1]:
                     with part(CASE, f"{name}, CP{cp}, {tokens}, keep {keep}"):
                         found[tokens, keep] = measure(
                             rank, tokens, keep, layers, architecture.vocab
