@@ -228,7 +228,8 @@ def test_a_gradient_that_is_not_finite_changes_nothing_but_itself(
         assert torch.equal(old, new)
 
 
-def _buffers(copy: torch.dtype | None, count: int = 3001) -> AdamBuffers:
+def _buffers(copy: torch.dtype | None) -> AdamBuffers:
+    count = 3_000_001 if DEVICE.type == "cuda" else 3001  # a GPU full of programs, or two of them
     weights = _random(count)
     return AdamBuffers(
         weights=weights,

@@ -1,9 +1,13 @@
 # pyright: reportMissingImports=false, reportIndexIssue=false
 """AdamW as one Triton kernel: `kernels.Optimizer` on a GPU.
 
-Weights, gradients and moments are read and written once, and the copy that the model computes with is written along:
+Gradients are read and moments and weights changed in one pass, which writes the copy that the model computes with along:
 a step of many adapters is bound by memory. Whether a gradient is clipped, or the step left out, is decided on the
 device. Imported only where Triton is.
+
+The gradients are cleared by an operation of their own, which moves no more bytes. Inside, other threads may store to an
+element than loaded it (the narrower copy makes loads wider than stores are), and only a value that was computed from
+the load is sure to be stored after it: zeros are not, and would be what slower threads load.
 """
 
 from __future__ import annotations
@@ -53,6 +57,7 @@ class TritonOptimizer:
             BLOCK=BLOCK,
             num_warps=8,
         )
+        buffers.gradients.zero_()
 
 
 @triton.jit
@@ -78,11 +83,10 @@ def _adamw(
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < count
     size = tl.load(norm).to(tl.float32)
-    g = tl.load(gradients + place, mask=inside, other=0.0)
-    tl.store(gradients + place, tl.zeros_like(g), mask=inside)
     # Below infinity is neither an infinity nor NaN.
     inside = place < tl.where(size < float("inf"), count, 0)
-    g *= clip_norm / tl.maximum(size, clip_norm)
+    g = tl.load(gradients + place, mask=inside, other=0.0)
+    g *= tl.where(size > clip_norm, clip_norm / size, 1.0)
     m = tl.load(exp_avg + place, mask=inside, other=0.0)
     v = tl.load(exp_avg_sq + place, mask=inside, other=0.0)
     w = tl.load(weights + place, mask=inside, other=0.0)
