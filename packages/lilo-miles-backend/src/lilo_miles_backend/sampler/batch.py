@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 from lilo_engine.errors import CommandFailed, LiloError
@@ -30,6 +31,9 @@ _KEEP_IDLE_BYTES = 64 * 2**20
 
 _MAX_READY = 16
 """Jobs with computed prompts that wait for rows; each holds the cache of its prompt."""
+
+Begun: TypeAlias = tuple[Ready, list[Sequence]]
+"""A job with those of its samples that start now."""
 
 _log = logging.getLogger(__name__)
 
@@ -150,7 +154,9 @@ class Batch:
         if prefill.done:
             self._prefill = None
             self._ready.extend(
-                Ready(job, prefill, row) for row, job in enumerate(prefill.jobs) if not job.settled
+                Ready(job, prefill, row)
+                for row, job in zip(prefill.rows, prefill.jobs, strict=True)
+                if not job.settled
             )
 
     def _prompts_fit(self, rows: int, length: int) -> bool:
@@ -173,42 +179,66 @@ class Batch:
 
     def _start_samples(self) -> None:
         """Give free rows to ready jobs; a job that has more samples to start goes to the end of the queue."""
-        unfinished: list[Ready] = []
         started = shares(
             self._ready, live=len(self._live), longest=self._longest, cache=self._cache
         )
+        together: list[Begun] = []
         for ready, count in started:
             self._ready.remove(ready)
-            begin = ready.started
+            begun = (ready, ready.job.sequences[ready.started : ready.started + count])
             ready.started += count
-            try:
-                self._start(ready, ready.job.sequences[begin : ready.started])
-            except Exception as error:  # no memory for its rows, say: it alone fails
-                _log.exception("starting %s failed", ready.job.request.request_id)
-                ready.job.fail(CommandFailed(f"the sampler failed to start this request: {error}"))
-            if ready.left and not ready.job.settled:
-                unfinished.append(ready)
-        self._ready.extend(unfinished)
+            if ready.needs_rows:
+                together.append(begun)
+            else:
+                # May have more samples than there are rows, so these logits are never held beside others'.
+                self._start([begun])
+        self._start(together)
+        self._ready.extend(ready for ready, _ in started if ready.left and not ready.job.settled)
 
     @property
     def _longest(self) -> int:
         """Positions of the longest live row at its end."""
         return max((sequence.job.length for sequence in self._live), default=0)
 
-    def _start(self, ready: Ready, sequences: list[Sequence]) -> None:
-        """Draw the first token of these samples and make rows of those that go on."""
-        job, prefill = ready.job, ready.prefill
-        assert prefill.last_logits_BV is not None
-        if job.max_new > 0:
-            logits = prefill.last_logits_BV[ready.row].expand(len(sequences), -1)
-            self._append(sequences, logits)
+    def _start(self, begun: list[Begun]) -> None:
+        """Draw the first tokens of these samples at once, and make rows of those that go on."""
+        try:
+            self._draw_first(begun)
+        except Exception as error:  # no memory for the logits, say
+            for ready, _ in begun:
+                self._fail_start(ready.job, error)
+        for ready, sequences in begun:
+            try:
+                self._enter(ready, sequences)
+            except Exception as error:  # no memory for its rows, say: it alone fails
+                self._fail_start(ready.job, error)
+
+    def _draw_first(self, begun: list[Begun]) -> None:
+        drawn = [(ready, some) for ready, some in begun if ready.job.max_new > 0]
+        if not drawn:
+            return
+        logits: list[torch.Tensor] = []
+        for ready, sequences in drawn:
+            assert ready.prefill.last_logits_BV is not None
+            logits.append(ready.prefill.last_logits_BV[ready.row].expand(len(sequences), -1))
+        self._append(
+            [sequence for _, some in drawn for sequence in some],
+            logits[0] if len(logits) == 1 else torch.cat(logits),
+        )
+
+    def _enter(self, ready: Ready, sequences: list[Sequence]) -> None:
+        job = ready.job
         job.settle_if_ended()
         for sequence in sequences:
             if sequence.ended is None and not job.settled:
                 row = len(self._live)
                 self._cache.reserve(row + 1, self._needed(job))
-                self._cache.copy_from(prefill.cache, ready.row, row, len(job.prompt))
+                self._cache.copy_from(ready.prefill.cache, ready.row, row, len(job.prompt))
                 self._live.append(sequence)
+
+    def _fail_start(self, job: Job, error: Exception) -> None:
+        _log.error("starting %s failed", job.request.request_id, exc_info=error)
+        job.fail(CommandFailed(f"the sampler failed to start this request: {error}"))
 
     def _needed(self, job: Job) -> int:
         """Positions to reserve for a row: to its end where memory is counted, else as it grows."""

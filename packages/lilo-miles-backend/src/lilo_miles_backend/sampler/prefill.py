@@ -1,8 +1,9 @@
 """Prefill: prompts on their way into the batch, computed in a cache of their own.
 
-A group of short prompts is one padded forward pass; a long prompt is a group of one and takes several steps of at most
-`CHUNK_TOKENS` tokens, so that running samples wait for one piece only, never for a whole prompt. Padding stands after
-the last token of a row, where no token of that row looks.
+A group of short prompts is one padded forward pass; a long prompt is a group of its own and takes several steps of at
+most `CHUNK_TOKENS` tokens, so that running samples wait for one piece only, never for a whole prompt. Padding stands
+after the last token of a row, where no token of that row looks. Jobs of a group with the same prompt and adapter share
+a row.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _LOGIT_ROWS = 256
 
 
 def take_group(waiting: deque[Job], max_rows: int, fits: Callable[[int, int], bool]) -> list[Job]:
-    """Remove from the head of `waiting` the jobs that fit into one step.
+    """Remove from the head of `waiting` the jobs whose prompts fit into one step, or are the same.
 
     Args:
         waiting: at least one.
@@ -33,11 +34,16 @@ def take_group(waiting: deque[Job], max_rows: int, fits: Callable[[int, int], bo
     if not fits(1, longest):
         return []
     group = [waiting.popleft()]
+    prompts, parts = {group[0].prefilled}, 1
     while waiting and len(group) < max_rows and not group[0].alone and not waiting[0].alone:
-        longest = max(longest, len(waiting[0].prompt))
-        rows = len(group) + 1
-        if longest * rows > CHUNK_TOKENS or not fits(rows, longest):
-            break
+        job = waiting[0]
+        if job.prefilled not in prompts or job.scores.wanted:
+            # Scoring a prompt is work of its own, also where it is computed once.
+            longest, parts = max(longest, len(job.prompt)), parts + 1
+            rows = len(prompts | {job.prefilled})
+            if longest * parts > CHUNK_TOKENS or not fits(rows, longest):
+                break
+            prompts.add(job.prefilled)
         group.append(waiting.popleft())
     return group
 
@@ -48,11 +54,17 @@ class Prefill:
     def __init__(self, model: Model, jobs: list[Job]) -> None:
         """Allocates when the first step runs."""
         self.jobs = jobs
+        prompts = {job.prefilled: job for job in jobs}
+        numbers = {prompt: row for row, prompt in enumerate(prompts)}
+        self.rows = [numbers[job.prefilled] for job in jobs]
+        """Of each job, in the cache and the logits."""
+        self._distinct = list(prompts.values())
+        """A job of each row."""
         self.position = 0
         self.length = max(len(job.prompt) for job in jobs)
-        self.cache = model.new_cache(max_rows=len(jobs), max_length=self.length)
+        self.cache = model.new_cache(max_rows=len(prompts), max_length=self.length)
         self.last_logits_BV: torch.Tensor | None = None
-        """Logits after the last prompt token, one row per job; set when done."""
+        """Logits after the last prompt token, one row per distinct prompt; set when done."""
         self._model = model
 
     @property
@@ -62,20 +74,21 @@ class Prefill:
 
     def step(self) -> None:
         """Compute the next piece, and what was asked about the prompt there."""
-        end = min(self.length, self.position + max(1, CHUNK_TOKENS // len(self.jobs)))
-        pieces = [job.prompt[self.position : end] for job in self.jobs]
+        jobs = self._distinct
+        end = min(self.length, self.position + max(1, CHUNK_TOKENS // len(jobs)))
+        pieces = [job.prompt[self.position : end] for job in jobs]
         width = end - self.position
         device = self._model.base.device
         tokens_BT = torch.tensor([p + [0] * (width - len(p)) for p in pieces], device=device)
-        self.cache.reserve(len(self.jobs), self.length)
+        self.cache.reserve(len(jobs), self.length)
         hidden_BTE = self._model.forward(
             tokens_BT,
-            [self.position] * len(self.jobs),
+            [self.position] * len(jobs),
             [len(piece) for piece in pieces],
             self.cache,
-            [job.adapter for job in self.jobs],
+            [job.adapter for job in jobs],
         )
-        for row, job in enumerate(self.jobs):
+        for row, job in zip(self.rows, self.jobs, strict=True):
             if job.scores.wanted and not job.settled:
                 self._score(job, hidden_BTE[row], end)
         self.position = end
@@ -83,12 +96,12 @@ class Prefill:
             self._finish(hidden_BTE, end - width)
 
     def _finish(self, hidden_BTE: torch.Tensor, start: int) -> None:
-        # Only a group of one takes several steps, so every row's last token is in this piece.
-        device = hidden_BTE.device
-        last = torch.tensor([len(job.prompt) - 1 - start for job in self.jobs], device=device)
-        rows = torch.arange(len(self.jobs), device=device)
+        # Only one prompt alone takes several steps, so every row's last token is in this piece.
+        jobs, device = self._distinct, hidden_BTE.device
+        last = torch.tensor([len(job.prompt) - 1 - start for job in jobs], device=device)
+        rows = torch.arange(len(jobs), device=device)
         self.last_logits_BV = self._model.logits(
-            hidden_BTE[rows, last], [job.adapter for job in self.jobs]
+            hidden_BTE[rows, last], [job.adapter for job in jobs]
         )
 
     def _score(self, job: Job, hidden_TE: torch.Tensor, end: int) -> None:

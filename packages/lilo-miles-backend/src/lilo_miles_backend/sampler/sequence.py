@@ -94,6 +94,11 @@ class Job:
                 sequence.ended = "length"
 
     @property
+    def prefilled(self) -> tuple[bytes, Adapter | None]:
+        """All that its prefill depends on: jobs in which this is equal share one row of it."""
+        return self.request.prompt, self.adapter
+
+    @property
     def length(self) -> int:
         """Positions of a row of this job at its longest; the last token that is drawn is never fed."""
         return len(self.prompt) + max(0, self.max_new - 1)
