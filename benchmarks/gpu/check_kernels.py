@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from lilo_miles_backend.bench.native import ADAM
 from lilo_miles_backend.ranks.kernels.choose import kernels_of
-from lilo_miles_backend.ranks.kernels.kernels import Kernels
+from lilo_miles_backend.ranks.kernels.kernels import AdamBuffers, Kernels
 from lilo_miles_backend.ranks.kernels.reference import REFERENCE
 from lilo_miles_backend.ranks.lora import Factors, Segment
 
@@ -76,6 +77,8 @@ def main() -> None:
         check_logits(kernels, sizes, device)
     with part(CASE, "neighbours"):
         check_neighbours(kernels, sizes, device)
+    with part(CASE, "AdamW"):
+        check_optimizer(kernels, sizes, device)
     emit(CASE, setting="checks and their compilations", seconds=time.monotonic() - started)
     with part(CASE, "time of adapters"):
         time_lora(kernels, sizes, device)
@@ -200,6 +203,33 @@ def check_logits(kernels: Kernels, sizes: Sizes, device: torch.device) -> None:
     at_most(CASE, "logprobs: largest error", error.abs().max().item(), 1e-4)
     emit(CASE, setting="logprobs: mean error", error=error.abs().mean().item())
     at_most(CASE, "gradient of hidden states", _error(gradient @ head, expected), 2.5e-3)
+
+
+def check_optimizer(kernels: Kernels, sizes: Sizes, device: torch.device) -> None:
+    """One step from zero moments with the model's copy, clipped or not, at the size of a large adapter."""
+    make, count = _maker(torch.float32, device), sizes.hidden * sizes.inner
+    for words, clip in (("not clipped", 0.0), ("clipped", 1.0)):
+        weights = make(count)
+        ours = AdamBuffers(
+            weights=weights,
+            gradients=make(count),
+            exp_avg=torch.zeros_like(weights),
+            exp_avg_sq=torch.zeros_like(weights),
+            copy=weights.to(torch.bfloat16),
+        )
+        names = ("weights", "gradients", "exp_avg", "exp_avg_sq")
+        exact = AdamBuffers(**{name: getattr(ours, name).double() for name in names}, copy=None)
+        params, norm = replace(ADAM, grad_clip_norm=clip), exact.gradients.norm()
+        kernels.optimizer.adamw_(ours, params, step=1, norm=norm)
+        REFERENCE.optimizer.adamw_(exact, params, step=1, norm=norm)
+        pairs = {
+            name: (getattr(ours, name), getattr(exact, name))
+            for name in names
+            if "grad" not in name
+        }
+        _hold(f"AdamW, {words}", ROUNDING[torch.float32], **pairs)
+        left = int(ours.gradients.count_nonzero())
+        bound(CASE, f"AdamW, {words}: gradients left", left, "0", left == 0)
 
 
 # Time.

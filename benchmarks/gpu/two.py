@@ -1,7 +1,8 @@
 """Two GPUs of one host, ranks in processes of their own over NCCL: agreement of layouts, then speed.
 
 Agreement: TP2 and CP2 against one rank, from the same published adapter: logprobs, and the first moment after a step,
-which is the gradient times 1 - beta1, read back through a published training state.
+which is the gradient times 1 - beta1, read back through a published training state. Each layout's moment must have the norm
+that its own step told of the gradient, whatever the others have.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import tempfile
 import time
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -37,7 +39,11 @@ FLOORS = {
 """Tokens a second and GPU."""
 GRADIENTS, LOGPROBS = 0.03, 0.02
 """bf16 on both sides: each is 1.6 % off float32 in gradients and 0.015 in logprobs (`step_exactness.py`)."""
+NORMS = 1e-4
+"""Between a norm in float64 and that of a float32 buffer that the optimizer made of the same numbers."""
 MODEL = ModelId("m0")
+Moments: TypeAlias = dict[str, torch.Tensor]
+"""The first moment of each factor by name, float64 on the host."""
 
 
 def main() -> None:
@@ -63,6 +69,8 @@ class Found:
     """What a layout made of the same adapter and data."""
 
     logprobs: np.ndarray
+    grad_norm: float
+    """As the step told it."""
     state: CheckpointRef
 
 
@@ -92,6 +100,8 @@ def agreement(arguments: argparse.Namespace) -> None:
                     backend.close()
         moments = {name: _moments(one, each.state) for name, each in found.items()}
         one.close()
+    for name, each in found.items():
+        _check_norm(name, each.grad_norm, moments[name])
     for name in [name for name in found if name != "one"]:
         apart = np.abs(found[name].logprobs - found["one"].logprobs)
         emit(
@@ -100,10 +110,40 @@ def agreement(arguments: argparse.Namespace) -> None:
             apart=float(apart.max()),
         )
         at_most(CASE, f"{name} against one rank: logprobs, mean |d|", float(apart.mean()), LOGPROBS)
-        difference = (moments[name] - moments["one"]).norm() / moments["one"].norm()
-        at_most(
-            CASE, f"{name} against one rank: gradients, |d| / |ref|", float(difference), GRADIENTS
+        _compare(name, moments[name], moments["one"])
+
+
+def _check_norm(name: str, grad_norm: float, moments: Moments) -> None:
+    """Of one layout alone: what the optimizer made of the gradient has the gradient's norm."""
+    norm = _flat(moments).norm().item() / (1.0 - ADAM.beta1)
+    emit(CASE, setting=f"{name}: norm of the gradient", told=grad_norm, of_moments=norm)
+    figure = f"{name}: first moment against the norm of the gradient, relative"
+    at_most(CASE, figure, abs(norm / grad_norm - 1.0), NORMS)
+
+
+def _compare(name: str, ours: Moments, reference: Moments) -> None:
+    """All gradients together, and by kind of factor, so that a failure tells where it comes from."""
+    kinds = sorted({factor.partition("layers.")[2].partition(".")[2] for factor in reference})
+    for kind in ["", *kinds]:
+        mine, other = (
+            _flat({n: t for n, t in m.items() if n.endswith(kind)}) for m in (ours, reference)
         )
+        difference = ((mine - other).norm() / other.norm()).item()
+        emit(
+            CASE,
+            setting=f"{name} against one rank: gradients of {kind or 'all factors'}",
+            difference=difference,
+            norms=(mine.norm() / other.norm()).item(),
+            cosine=torch.nn.functional.cosine_similarity(mine, other, dim=0).item(),
+            zeros=[(one == 0).double().mean().item() for one in (mine, other)],
+        )
+        if not kind:
+            figure = f"{name} against one rank: gradients, |d| / |ref|"
+            at_most(CASE, figure, difference, GRADIENTS)
+
+
+def _flat(moments: Moments) -> torch.Tensor:
+    return torch.cat([one.reshape(-1) for one in moments.values()])
 
 
 def _randomize(backend: MilesBackend) -> None:
@@ -127,15 +167,15 @@ def _stepped(backend: MilesBackend, start: CheckpointRef, datums: list[Datum], n
     batch = Batch(loss="cross_entropy", config={}, forward_only=False, items=(item,))
     (output,) = backend.forward_backward(batch)
     assert output.error is None, output.error
-    backend.optim_step(MODEL, ADAM)
+    metrics = backend.optim_step(MODEL, ADAM)
     logprobs = np.concatenate([one.numpy().reshape(-1) for one in output.logprobs])
-    return Found(logprobs, _publish(backend, name, 2))
+    return Found(logprobs, metrics["grad_norm"], _publish(backend, name, 2))
 
 
-def _moments(backend: MilesBackend, state: CheckpointRef) -> torch.Tensor:
+def _moments(backend: MilesBackend, state: CheckpointRef) -> Moments:
     backend.load(MODEL, state, with_optimizer=True)
     adapter = backend.ranks.rank.adapter(MODEL)  # pyright: ignore[reportAttributeAccessIssue]
-    return adapter.exp_avg.double().cpu()
+    return {name: one.double().cpu() for name, one in adapter.named(adapter.exp_avg).items()}
 
 
 def speed(arguments: argparse.Namespace, axis: str, lengths: list[int]) -> None:
