@@ -20,6 +20,8 @@ MODELS = {
     "attention": ref.spec(4, seed=3, mlp=False, unembed=False),
     "layers": ref.spec(2, seed=5, unembed=False),
     "head": ref.spec(8, seed=4, attn=False, mlp=False),
+    "like head": ref.spec(8, seed=6),
+    "another like it": ref.spec(8, seed=7),
 }
 LENGTHS = {
     "small": (9, 2),
@@ -27,6 +29,8 @@ LENGTHS = {
     "attention": (5,),
     "layers": (4, 11),
     "head": (12, 7),
+    "like head": (7, 1),
+    "another like it": (6, 3),
 }
 
 

@@ -73,10 +73,24 @@ def _factors(inputs: int, parts: tuple[int, ...], rank: int, seed: int) -> Facto
     return Factors(scale=0.7, lora_rank=rank, a=a, b=b, grad_a=zeros(a), grad_b=zeros(b))
 
 
-@pytest.mark.parametrize("lengths", [(T,), (3, 0, 6)], ids=["one", "three and tokens of none"])
-def test_adapters_products_and_gradients_are_those_of_each_alone(lengths: tuple[int, ...]) -> None:
-    parts, inputs = (5, 3, 4), 7
-    adapters = [_factors(inputs, parts, rank, 10 * rank) for rank in (2, 3, 1)[: len(lengths)]]
+SEGMENTS = {
+    "one": ((T,), (2,)),
+    "three and tokens of none": ((3, 0, 6), (2, 3, 1)),
+    "neighbours of one rank and length": ((3, 3, 3), (2, 2, 2)),
+    "single tokens": ((1, 1, 1, 1), (3, 3, 3, 3)),
+    "of one rank, of several lengths": ((4, 0, 1, 5), (2, 2, 2, 2)),
+    "two ranks": ((2, 2, 1, 3), (2, 2, 3, 3)),
+    "short, then a long one": ((2, 1, 90), (2, 2, 2)),
+}
+"""Lengths and lora_ranks."""
+
+
+@pytest.mark.parametrize(("lengths", "ranks"), SEGMENTS.values(), ids=SEGMENTS)
+def test_adapters_products_and_gradients_are_those_of_each_alone(
+    lengths: tuple[int, ...], ranks: tuple[int, ...]
+) -> None:
+    parts, inputs, T = (5, 3, 4), 7, 2 + sum(lengths)
+    adapters = [_factors(inputs, parts, rank, 10 * i) for i, rank in enumerate(ranks)]
     segments, start = list[Segment](), 0
     for factors, length in zip(adapters, lengths, strict=True):
         segments.append(Segment(factors=factors, tokens=slice(start, start + length)))
@@ -108,6 +122,27 @@ def test_adapters_products_and_gradients_are_those_of_each_alone(lengths: tuple[
             assert not one.grad_b.any()
     assert close(ours, right)
     assert close(grad_x, right_grad)
+
+
+def test_what_is_not_finite_of_a_segment_stays_in_it() -> None:
+    parts, inputs = (5, 3), 7
+    for lengths in ((3, 3, 3), (2, 3, 1)):
+        adapters = [_factors(inputs, parts, 2, seed) for seed in (1, 3, 5)]
+        tokens = [slice(sum(lengths[:i]), sum(lengths[: i + 1])) for i in range(3)]
+        segments = [
+            Segment(factors=one, tokens=here) for one, here in zip(adapters, tokens, strict=True)
+        ]
+        x, y, grad, grad_x = random(T, inputs), random(T, 8), random(T, 8), random(T, inputs)
+        for tensor in (x, grad):
+            tensor[tokens[1]] = torch.nan
+        products = REFERENCE.lora.shrink(x, segments)
+        REFERENCE.lora.expand_(y, products, segments, parts)
+        REFERENCE.lora.backward(grad, x, products, segments, parts, grad_x)
+        for index in (0, 2):
+            one, here = adapters[index], tokens[index]
+            for found in (y[here], grad_x[here], one.grad_a, one.grad_b):
+                assert found.isfinite().all()
+        assert adapters[1].grad_a.isnan().all()
 
 
 def test_logits_of_a_part_of_the_vocabulary_have_the_gradient_of_a_whole_one() -> None:

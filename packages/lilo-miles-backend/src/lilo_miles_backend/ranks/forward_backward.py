@@ -12,7 +12,7 @@ row; data-parallel ranks have rows of their own, perhaps none. Nothing here wait
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import torch
@@ -21,7 +21,9 @@ from lilo_definitions.trainer import Levels
 from lilo_miles_backend.ranks.adapter import Adapter
 from lilo_miles_backend.ranks.answers import Answers
 from lilo_miles_backend.ranks.filling import BY_TOKENS, RowCost, fill, share
+from lilo_miles_backend.ranks.kernels.short_segments import Segments
 from lilo_miles_backend.ranks.logprobs import Head, HeadPass
+from lilo_miles_backend.ranks.lora import Segment
 from lilo_miles_backend.ranks.losses import Objective
 from lilo_miles_backend.ranks.microbatch import Layout, Microbatch, assemble
 from lilo_miles_backend.ranks.model import BaseModel
@@ -93,6 +95,8 @@ def run_pass(
     `moved` is called after each microbatch, so that a long pass is seen to get on.
     """
     owners = [index for index, part in enumerate(parts) for _ in part.rows]
+    # Adapters of one rank next to each other, since kernels may take such neighbours together.
+    order = [(parts[owner].adapter.spec.lora_rank, owner) for owner in owners]
     rows = [row for part in parts for row in part.rows]
     firsts = [first for part in parts for first in answers.firsts[part.item]]
     dp, layout = model.parallel.dp, limits.layout
@@ -101,7 +105,7 @@ def run_pass(
     groups = fill(sizes, limits.max_tokens * layout.cp_size)
     size = PassSize(microbatches=len(groups), padded_tokens=[0] * len(parts))
     for group in groups:
-        chosen = tuple(sorted((mine[place] for place in group), key=lambda index: owners[index]))
+        chosen = tuple(sorted((mine[place] for place in group), key=lambda index: order[index]))
         microbatch = assemble(rows, chosen, layout, firsts)
         spans = _spans(microbatch, [owners[index] for index in chosen], parts, layout)
         _run_microbatch(
@@ -231,14 +235,25 @@ def _head_and_loss(
 
 
 def _heads(model: BaseModel, spans: Sequence[_Span], chunk_tokens: int) -> list[tuple[slice, Head]]:
-    """Real tokens one after another with the head that they go through; neighbours without an adapter of it together."""
+    """Real tokens one after another with the head that they go through.
+
+    On a CPU all together, unless their logits are wider than they are. Else neighbours without an adapter of it are.
+    """
     found: list[tuple[slice, Head]] = []
     for span in spans:
         here, head = span.here, model.head(span.part.adapter, chunk_tokens)
         if found and head.factors is None and found[-1][1].factors is None:
             here = slice(found.pop()[0].start, here.stop)
         found.append((here, head))
-    return found
+    weight = found[0][1].weight_VH
+    if len(found) == 1 or weight.is_cuda or weight.dtype not in (torch.float32, torch.float64):
+        return found
+    segments = Segments(
+        Segment(factors=head.factors, tokens=here)
+        for here, head in found
+        if head.factors is not None
+    )
+    return [(slice(None), replace(found[0][1], factors=None, segments=segments))]
 
 
 def _shifted(loss: TokenLoss, here: slice) -> Callable[[slice, torch.Tensor], torch.Tensor]:

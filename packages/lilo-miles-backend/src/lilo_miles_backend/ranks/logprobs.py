@@ -18,15 +18,16 @@ r lora_rank.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import torch
 
 from lilo_miles_backend.ranks.collectives import ALONE, Axis, stacked
-from lilo_miles_backend.ranks.kernels.kernels import Logits
+from lilo_miles_backend.ranks.kernels.kernels import Logits, LoraProducts
 from lilo_miles_backend.ranks.kernels.reference import REFERENCE
-from lilo_miles_backend.ranks.lora import Factors
+from lilo_miles_backend.ranks.kernels.short_segments import Segments
+from lilo_miles_backend.ranks.lora import Factors, Segment
 
 Slope: TypeAlias = Callable[[slice, torch.Tensor], torch.Tensor]
 """From a chunk's tokens and their logprobs [C, k] to dL/dlogprob, float32 [C, k]."""
@@ -38,12 +39,17 @@ class Head:
 
     weight_VH: torch.Tensor
     factors: Factors | None
+    """Of the one adapter that acts on all tokens; None: there is none."""
     chunk_tokens: int
+    segments: Segments = field(default_factory=Segments)
+    """Instead of `factors`, where several adapters act: each on its own tokens, one after another."""
     first_entry: int = 0
     """Token id of this rank's first vocabulary entry."""
     tp: Axis = ALONE
     """The ranks that hold the other entries."""
     kernels: Logits = REFERENCE.logits
+    lora: LoraProducts = REFERENCE.lora
+    """The products of `segments`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +67,7 @@ class _Chunk:
 
 
 class HeadPass:
-    """The head on the tokens of one adapter in one microbatch."""
+    """The head on tokens of one microbatch: those of one adapter, or of several whose segments the head names."""
 
     def __init__(self, hidden_NH: torch.Tensor, targets_Nk: torch.Tensor, head: Head) -> None:
         """Prepare; nothing is computed yet.
@@ -122,6 +128,9 @@ class HeadPass:
             # In the logits' type: so narrow a product is bound by reading and writing the logits, whatever its type.
             products = widened(hidden, factors.a.t())
             logits.addmm_(products, factors.b.to(logits.dtype).t(), alpha=factors.scale)
+        elif segments := self._segments(rows):
+            products = head.lora.shrink(hidden, segments)
+            head.lora.expand_(logits, products, segments, (logits.shape[1],))
         places = self._places(rows)
         lse, at_targets = head.kernels.statistics(logits, places)
         if head.tp.is_split:
@@ -136,6 +145,21 @@ class HeadPass:
             products_Cr=products,
         )
 
+    def _segments(self, rows: slice) -> Segments:
+        """Those of a chunk, counted from its first token."""
+        segments = self._head.segments
+        if len(self._chunks) == 1:
+            return segments
+        cut = [
+            (one.factors, max(one.tokens.start, rows.start), min(one.tokens.stop, rows.stop))
+            for one in segments
+        ]
+        return Segments(
+            Segment(factors=factors, tokens=slice(start - rows.start, stop - rows.start))
+            for factors, start, stop in cut
+            if start < stop
+        )
+
     def _places(self, rows: slice) -> torch.Tensor:
         targets, head = self._targets[rows], self._head
         if not head.tp.is_split:
@@ -146,10 +170,21 @@ class HeadPass:
     def _backward(
         self, rows: slice, chunk: _Chunk, slope_Ck: torch.Tensor, out_CH: torch.Tensor | None
     ) -> None:
-        factors, weight = self._head.factors, self._head.weight_VH
-        grad_logits = self._head.kernels.gradient(
+        head = self._head
+        factors, weight = head.factors, head.weight_VH
+        grad_logits = head.kernels.gradient(
             chunk.logits_CV, chunk.lse_C1, chunk.places_Ck, slope_Ck, weight.dtype
         )
+        if chunk.products_Cr is not None and (segments := self._segments(rows)):
+            # The hidden states, which `out_CH` may be, are read by the adapters' part.
+            grad = None if out_CH is None else grad_logits @ weight
+            parts = (grad_logits.shape[1],)
+            head.lora.backward(
+                grad_logits, self._hidden[rows], chunk.products_Cr, segments, parts, grad
+            )
+            if out_CH is not None and grad is not None:
+                out_CH.copy_(grad)
+            return
         grad_products = None
         if factors is not None and chunk.products_Cr is not None:
             grad_products = (grad_logits @ factors.b).mul_(factors.scale)

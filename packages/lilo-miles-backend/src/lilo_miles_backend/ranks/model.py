@@ -26,6 +26,7 @@ from lilo_miles_backend.ranks.device import Device
 from lilo_miles_backend.ranks.dtype import compute_dtype
 from lilo_miles_backend.ranks.kernels.choose import kernels_of
 from lilo_miles_backend.ranks.kernels.kernels import Optimizer
+from lilo_miles_backend.ranks.kernels.short_segments import Segments
 from lilo_miles_backend.ranks.layers.layer import Active, Layer, Running
 from lilo_miles_backend.ranks.layers.softmax import SoftmaxMixer
 from lilo_miles_backend.ranks.layers.stream_shards import StreamShards
@@ -119,7 +120,7 @@ class BaseModel:
         for index, layer in enumerate(self._layers):
             layer.active = Active(
                 **{
-                    linear: tuple(
+                    linear: Segments(
                         Segment(factors=adapter.factors[site], tokens=tokens)
                         for adapter, tokens in adapters
                         if (site := f"decoder.layers.{index}.{linear}") in adapter.factors

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from lilo_engine.operations.operation import AdamParams
 
 from lilo_miles_backend.ranks.kernels.kernels import AdamBuffers, Kernels
+from lilo_miles_backend.ranks.kernels.short_segments import Division, divided
 from lilo_miles_backend.ranks.lora import Factors, Segment
 
 
@@ -87,15 +88,21 @@ class ReferenceElementwise:
 
 
 class ReferenceLora:
-    """`LoraProducts` in torch: one product per segment and module."""
+    """`LoraProducts` in torch: one product per segment and module, or per run of short segments and module."""
 
     def shrink(self, x: torch.Tensor, segments: Sequence[Segment]) -> torch.Tensor:
         """See the protocol."""
         if len(segments) == 1 and x[segments[0].tokens].shape == x.shape:
             return x @ segments[0].factors.a.t()
+        division = _divided(x, segments)
+        runs = division.runs
+        if len(runs) == 1 and x[runs[0].tokens].shape == x.shape:
+            return runs[0].shrink(x)
         width = max(segment.factors.a.shape[0] for segment in segments)
         products = x.new_empty(x.shape[0], width)
-        for segment in segments:
+        for run in runs:
+            products[run.tokens, : run.width] = run.shrink(x)
+        for segment in division.others:
             a = segment.factors.a
             here = products[segment.tokens, : a.shape[0]]
             torch.mm(x[segment.tokens], a.t(), out=here)
@@ -109,7 +116,10 @@ class ReferenceLora:
         parts: Sequence[int],
     ) -> None:
         """See the protocol."""
-        for segment in segments:
+        division = _divided(y, segments)
+        for run in division.runs:
+            run.expand_(y, products, parts)
+        for segment in division.others:
             factors, here = segment.factors, segment.tokens
             for out, ranks in _modules(factors, parts):
                 y[here, out].addmm_(products[here, ranks], factors.b[out].t(), alpha=factors.scale)
@@ -124,7 +134,10 @@ class ReferenceLora:
         grad_x: torch.Tensor | None,
     ) -> None:
         """See the protocol."""
-        for segment in segments:
+        division = _divided(x, segments)
+        for run in division.runs:
+            run.backward(grad, x, products, parts, grad_x)
+        for segment in division.others:
             factors, here = segment.factors, segment.tokens
             grad_h = x.new_empty(x[here].shape[0], factors.a.shape[0])
             for out, ranks in _modules(factors, parts):
@@ -185,7 +198,9 @@ def _adamw(buffers: AdamBuffers, params: AdamParams, step: int) -> None:
     correction1 = 1.0 - params.beta1**step
     correction2 = 1.0 - params.beta2**step
     # No other tensor of their size is needed, since they are cleared afterwards.
-    denominator = torch.sqrt(buffers.exp_avg_sq, out=gradients)
+    # Roots of zeros and subnormals take a CPU 25 times as long; those of the least normal number are far below eps.
+    least = torch.finfo(gradients.dtype).tiny
+    denominator = torch.clamp(buffers.exp_avg_sq, min=least, out=gradients).sqrt_()
     denominator.div_(math.sqrt(correction2)).add_(params.eps)
     if params.weight_decay != 0:
         weights.mul_(1.0 - params.learning_rate * params.weight_decay)
@@ -226,6 +241,11 @@ def _rotated(
     turned[:, :, 0].addcmul_(pairs[:, :, 1], sin_T1h, value=-direction)
     turned[:, :, 1].addcmul_(pairs[:, :, 0], sin_T1h, value=direction)
     return result
+
+
+def _divided(x: torch.Tensor, segments: Sequence[Segment]) -> Division:
+    """Short segments side by side where x is on a CPU."""
+    return Division(runs=(), others=tuple(segments)) if x.is_cuda else divided(segments)
 
 
 def _modules(factors: Factors, parts: Sequence[int]) -> Iterator[tuple[slice, slice]]:

@@ -34,7 +34,7 @@ def cut_pieces(num_tokens: int, segments: Sequence[Segment], size: int) -> list[
 def inside(segments: Sequence[Segment], piece: slice, num_tokens: int) -> tuple[Segment, ...]:
     """The segments' parts in a piece, counted from its first token."""
     if piece.start == 0 and piece.stop == num_tokens:
-        return tuple(segments)
+        return segments if isinstance(segments, tuple) else tuple(segments)
     found: list[Segment] = []
     for segment in segments:
         start, stop, _ = segment.tokens.indices(num_tokens)
