@@ -164,7 +164,9 @@ def observe(address: str) -> dict[str, float]:
         timeout=OBSERVE_LIMIT_S,
         check=True,
     )
-    return json.loads(said.stdout.splitlines()[-1])
+    # Ray may log to the same output, before it and after it.
+    (line,) = (line for line in said.stdout.splitlines() if line.startswith("{"))
+    return json.loads(line)
 
 
 def over_two(*, group_limit_s: float = 120.0) -> Definition:
