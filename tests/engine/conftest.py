@@ -9,6 +9,7 @@ from lilo_definitions import get
 from lilo_engine.commands.launcher import MemoryLauncher
 from lilo_engine.commands.memory import MemoryBackend
 from lilo_engine.engine import Engine
+from lilo_engine.errors import Unavailable
 from lilo_engine.journal import MemoryJournal
 from lilo_engine.operations.datum import Datum
 from lilo_engine.operations.operation import (
@@ -158,6 +159,17 @@ class HeldBackend(MemoryBackend):
         super().unload(model_id)
 
 
+class Journal(MemoryJournal):
+    """One that a test can make fail, as a database that is away does."""
+
+    away = False
+
+    async def model_ended(self, model_id, reason):
+        if self.away:
+            raise Unavailable("the records are away")
+        await super().model_ended(model_id, reason)
+
+
 class Rig:
     """A running engine and what a client does with it."""
 
@@ -235,7 +247,7 @@ def running(tiny, tmp_path):
         launcher = launcher or MemoryLauncher(
             definition=definition, checkpoints_root=tmp_path / "checkpoints", factory=factory
         )
-        journal = MemoryJournal()
+        journal = Journal()
         engine = Engine(definition=definition, launcher=launcher, journal=journal, **settings)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(engine.run)

@@ -42,6 +42,25 @@ async def test_a_slow_checkpoint_delays_neither_a_publication_nor_another_model(
         await rig.result(second)
 
 
+async def test_checkpoints_are_read_one_after_another_so_that_none_waits_at_the_trainer(
+    build, running
+):
+    async with running() as rig:
+        for name in "abc":
+            await rig.create(build.model(name))
+        saved = await rig.do(build.save("a", 1))
+        rig.backend.hold("prepare_load")
+        first = await rig.engine.submit(build.load("a", 2, saved.ref))
+        second = await rig.engine.submit(build.load("b", 1, saved.ref))
+        await rig.reached("prepare_load")
+        await rig.do(build.forward_backward("c", 1))
+        assert [entry[0] for entry in rig.backend.log].count("prepare_load") == 1
+        rig.backend.let_go("prepare_load")
+        await rig.result(first)
+        await rig.result(second)
+        assert [entry[0] for entry in rig.backend.log].count("prepare_load") == 2
+
+
 async def test_a_saved_state_loads_into_a_new_model_and_training_goes_on_equally(build, running):
     async def step(rig, model_id, number):
         await rig.do(build.forward_backward(model_id, number, datums=(build.datum(),)))

@@ -213,6 +213,22 @@ async def test_a_suspended_model_that_cannot_come_back_ends_with_the_cause(build
         await rig.do(build.forward_backward("b", 1))
 
 
+async def test_records_that_cannot_be_written_end_no_model_but_the_one_that_cannot_come_back(
+    build, running, limits
+):
+    async with running(limits(slots=1), suspend_idle_s=0.0) as rig:
+        await rig.create(build.model("a"))
+        await rig.create(build.model("b"))
+        rig.backend.raises["load"] = CommandFailed("the disk is broken")
+        rig.journal.away = True
+        await rig.error(await rig.engine.submit(build.forward_backward("a", 1)))
+        rig.journal.away = False
+        await rig.do(build.forward_backward("b", 1))
+        await rig.engine.unload(ModelId("a"), "its session ended")
+        ((model_id, reason),) = rig.journal.ended
+        assert (model_id, "the disk is broken" in reason) == ("a", True)
+
+
 async def test_models_that_share_a_slot_take_turns(build, running, limits):
     async with running(limits(slots=1), suspend_idle_s=0.0) as rig:
         for name in "abc":

@@ -151,7 +151,11 @@ class Engine:
     async def unload(self, model_id: ModelId, reason: str) -> None:
         """End a model; its slot is freed when what runs on it has ended."""
         model = self._work.roster.get(model_id)
-        if model is None or model.ended:
+        if model is None:
+            return
+        if model.ended:
+            # Its end may have met records that could not be written.
+            await self._journal.model_ended(model_id, model.reason)
             return
         error = Gone(f"{model_id} is gone: {reason}")
         begun = self._work.residency.place(model_id) is not Place.WAITING

@@ -95,8 +95,13 @@ class Hosting:
         self.work.fail(model, model.creation, error)
         gone = Gone(f"{model.model_id} is gone: {reason}")
         self.work.end(model, reason, model.gone_with(reason) if coming_back else gone)
-        if coming_back:
+        if not coming_back:
+            return
+        try:
             await self.journal.model_ended(model.model_id, reason)
+        except Exception:
+            # The models of others go on; this one's record is mended when its session ends.
+            _log.exception("the end of %s could not be recorded", model.model_id)
 
     async def _record(self, model: Model) -> LiloError | None:
         """Tell the journal of a model that was made; why it cannot stay, if so."""

@@ -7,8 +7,10 @@ command is an outcome; BackendLost is raised and means that the trainer must be 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ParamSpec, TypeAlias, TypeVar
+
+import anyio
 
 from lilo_engine.commands.backend import Backend
 from lilo_engine.commands.command import (
@@ -47,6 +49,9 @@ class Dispatcher:
     """Commands for one trainer."""
 
     backend: Backend
+    _fetching: anyio.Lock = field(default_factory=anyio.Lock)
+    """One checkpoint is read at a time. The next one waits here, where no limit of a command counts its wait as silence of
+    the trainer."""
 
     async def describe(self) -> BackendInfo:
         """What the trainer can do."""
@@ -77,7 +82,8 @@ class Dispatcher:
 
     async def prepare(self, source: CheckpointRef, *, with_optimizer: bool) -> LiloError | None:
         """Have a checkpoint read and checked, beside the GPU lane; why it cannot be loaded, if so."""
-        return await self._try(self.backend.prepare_load, source, with_optimizer=with_optimizer)
+        async with self._fetching:
+            return await self._try(self.backend.prepare_load, source, with_optimizer=with_optimizer)
 
     async def unload(self, model_id: ModelId) -> None:
         """Free the slot. It cannot be refused: a trainer that fails here has lost track of its slots."""
