@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import httpx
 import pytest
 import tinker
+from lilo_engine.bench.wire import Wire, held_polls, num_waiting_polls
 from lilo_engine.control.access import KeyLimits
 from lilo_engine.control.keys import Keys
 from lilo_engine.control.records import Records
@@ -223,3 +224,19 @@ def test_clients_that_leave_take_their_polls_along(served):
     deadline = time.monotonic() + 5
     while polls() > before:
         assert time.monotonic() < deadline, "a poll that nobody waits for ends before its 25 s"
+
+
+@pytest.mark.timeout(60)
+def test_polls_that_are_held_to_measure_something_are_gone_before_the_next_are_counted(served):
+    model_id = served.model()
+    # Number 1 does not come, so that this one never ends.
+    parked = served.post("forward_backward", content=binary(model_id, 2, [1, 2]), headers=PROTOBUF)
+    request_ids, key = [parked.json()["request_id"]], served.http.headers["X-API-Key"]
+    with Wire(served.url, key) as wire:
+        deadline = time.monotonic() + LIMIT_S
+        while num_waiting_polls(wire):
+            assert time.monotonic() < deadline, "polls of earlier tests end"
+        for count in (32, 64):
+            with held_polls(served.url, request_ids, count, key):
+                assert num_waiting_polls(wire) == count
+            assert num_waiting_polls(wire) == 0

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -18,6 +18,8 @@ from lilo_engine.bench.serve import KEY
 
 LIMIT_S = 120.0
 """For an answer."""
+POLLS_S = 20.0
+"""For many polls to come, or to go: a server lets one wait for 25 s, and the first must not have ended by then."""
 PROTOBUF = "application/x-protobuf"
 JSON = "application/json"
 _OK = 200
@@ -123,28 +125,33 @@ class Wire:
 def held_polls(url: str, request_ids: Sequence[str], count: int, key: str = KEY) -> Generator[None]:
     """So many polls that wait for these futures while the context lasts; nobody reads their answers.
 
-    They are with the server when the context begins: its own count says so.
+    They are with the server when the context begins, and no longer when it has ended: its own count says so.
     """
     with Wire(url, key) as looking:
-        wires = [Wire(url, key) for _ in range(count)]
-        try:
-            before = _num_waiting(looking)
-            for index, wire in enumerate(wires):
+        before = num_waiting_polls(looking)
+        with ExitStack() as stack:
+            for index in range(count):
+                wire = stack.enter_context(Wire(url, key))
                 body = json.dumps({"request_id": request_ids[index % len(request_ids)]}).encode()
                 wire.send("/api/v1/retrieve_future", body)
-            deadline = time.monotonic() + LIMIT_S
-            while _num_waiting(looking) < before + count:
-                assert time.monotonic() < deadline, f"{count} polls did not arrive in {LIMIT_S} s"
-                time.sleep(0.02)
+            _until(lambda: num_waiting_polls(looking) >= before + count, f"{count} polls arrived")
             yield
-        finally:
-            for wire in wires:
-                wire.__exit__()
+        # A server may need a second to see that a client has left; whoever counts next must not count these.
+        _until(lambda: num_waiting_polls(looking) <= before, f"{count} polls left")
 
 
-def _num_waiting(wire: Wire) -> float:
+def _until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + POLLS_S
+    while not holds():
+        assert time.monotonic() < deadline, f"it took more than {POLLS_S:g} s until {what}"
+        time.sleep(0.02)
+
+
+def num_waiting_polls(wire: Wire) -> int:
+    """Polls that wait at a server now, by its own count."""
     lines = wire.get("/metrics").decode().splitlines()
-    return next(float(line.split()[1]) for line in lines if line.startswith("lilo_waiting_polls "))
+    name = "lilo_waiting_polls "
+    return next(int(float(line.split()[1])) for line in lines if line.startswith(name))
 
 
 def _checked(call: str, status: int, data: bytes) -> bytes:

@@ -60,11 +60,16 @@ class WebServer:
         """Whether it was told to stop."""
         return self._server.should_exit
 
+    def stop(self) -> None:
+        """End in order: what waits is answered now."""
+        self._server.should_exit = True
+        self._polls.end()
+
     def fail(self, why: str) -> None:
         """Stop, and say why; the first reason wins."""
         if not self.stopping:
             self._failure = why
-        self._stop()
+        self.stop()
 
     async def run(self, listener: socket.socket, *beside: Beside) -> None:
         """Serve until told to stop; tasks beside it are cancelled then.
@@ -90,11 +95,7 @@ class WebServer:
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             async for _ in signals:
                 self._server.force_exit = self._server.should_exit
-                self._stop()
-
-    def _stop(self) -> None:
-        self._server.should_exit = True
-        self._polls.end()
+                self.stop()
 
 
 class _Server(uvicorn.Server):

@@ -15,7 +15,9 @@ from starlette.requests import ClientDisconnect, Request
 
 T = TypeVar("T")
 UNWATCHED_S = 1.0
-"""For so long a poll may wait for a client that has left."""
+"""For so long at most a poll may wait for a client that has left."""
+_GOLDEN = 0.6180339887
+"""Its multiples, without their whole parts, fill an interval evenly however many there are."""
 
 
 class LongPolls:
@@ -25,6 +27,8 @@ class LongPolls:
         """None waits."""
         self._waiting: set[anyio.CancelScope] = set()
         self._ended = False
+        self._share = 0.0
+        """Of the moment, from nothing to one, that the next poll does not wait unwatched."""
 
     @property
     def num_waiting(self) -> int:
@@ -51,7 +55,7 @@ class LongPolls:
             ClientDisconnect: nobody waits for the answer any more.
         """
         # Most answers are there in a moment, and watching a client costs as much as the rest of a poll.
-        moment_s = min(wait_s, UNWATCHED_S)
+        moment_s = min(wait_s, self._moment_s())
         if not self._ended:
             with anyio.CancelScope() as scope, self._noted(scope):
                 found = await look(moment_s)
@@ -92,6 +96,12 @@ class LongPolls:
         if left and told is None:
             raise ClientDisconnect
         return told
+
+    def _moment_s(self) -> float:
+        # Thousands that came together must not all begin to be watched together: that would hold up everybody else.
+        moment_s = UNWATCHED_S * (1.0 - self._share / 2)
+        self._share = (self._share + _GOLDEN) % 1.0
+        return moment_s
 
     @contextmanager
     def _noted(self, scope: anyio.CancelScope) -> Generator[None]:
