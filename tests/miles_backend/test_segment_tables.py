@@ -32,7 +32,7 @@ def _segment(lora_rank: int) -> Segment:
 
 def test_tiles_cover_each_segment_and_cross_none() -> None:
     ranges = [(0, 0), (0, 1), (1, 2 * CHUNK + 6), (2 * CHUNK + 6, 2 * CHUNK + 70)]
-    tiles = make_tiles(ranges, (64, 128), CPU)
+    tiles = make_tiles(ranges, range(4), (64, 128), CPU)
     for lines in (*tiles.pieces.values(), tiles.chunks):
         for index, (first, end) in enumerate(ranges):
             covered = [
@@ -46,6 +46,23 @@ def test_tiles_cover_each_segment_and_cross_none() -> None:
     assert tiles.most_chunks == 3
 
 
+def test_segments_of_one_adapter_have_one_line_whose_chunks_lie_together() -> None:
+    one, other = _segment(8), _segment(8)
+    lines, owners = table_key([one, other, one])
+    assert [line[0] for line in lines] == [one.factors.a.data_ptr(), other.factors.a.data_ptr()]
+    ranges = [(0, 70), (70, 90), (90, 100 + CHUNK)]
+    tiles = make_tiles(ranges, owners, (64,), CPU)
+    # One program adds what is between two entries of `first_chunk` to one gradient.
+    assert tiles.first_chunk.tolist() == [0, 3, 4]
+    assert tiles.chunks.tolist() == [
+        [0, 0, 70],
+        [0, 90, 90 + CHUNK],
+        [0, 90 + CHUNK, 100 + CHUNK],
+        [1, 70, 90],
+    ]
+    assert tiles.most_chunks == 3
+
+
 def test_columns_stay_inside_a_module() -> None:
     columns = make_columns((130, 16), 128, CPU)
     assert columns.blocks.tolist() == [[0, 0, 128], [0, 128, 130], [1, 130, 146]]
@@ -55,7 +72,7 @@ def test_columns_stay_inside_a_module() -> None:
 
 def test_a_table_knows_each_adapter_and_what_all_have_in_common() -> None:
     segments = [_segment(8), _segment(32)]
-    table = make_table(table_key(segments), CPU)
+    table = make_table(table_key(segments)[0], CPU)
     assert table.widest_rank == 32
     assert not table.equal_ranks
     assert table.rank_divisor == 8

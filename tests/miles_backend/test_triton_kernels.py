@@ -172,6 +172,26 @@ def test_adapters_of_many_ranks_and_lengths_in_one_batch(
         assert ref.relative(one.grad_b, exact.grad_b) <= EXACT
 
 
+@pytest.mark.parametrize("counts", [(30, 7, 20), (1030, 3, 64)])
+def test_two_passes_of_one_adapter_add_up_beside_another_adapter(
+    kernels: Kernels, counts: tuple[int, ...]
+) -> None:
+    features, parts = 48, (32, 16)
+    one, other = _factors(features, parts, 8), _factors(features, parts, 4)
+    wide = [_wide(one), _wide(other)]
+    x, grad = _random(sum(counts), features), _random(sum(counts), sum(parts))
+    for used, own, (inputs, grads) in (
+        (kernels.lora, [one, other], (x, grad)),
+        (REFERENCE.lora, wide, (x.double(), grad.double())),
+    ):
+        segments = _segments([own[0], own[1], own[0]], counts)
+        products = used.shrink(inputs, segments)
+        used.backward(grads, inputs, products, segments, parts, None)
+    for ours, exact in zip((one, other), wide, strict=True):
+        assert ref.relative(ours.grad_a, exact.grad_a) <= EXACT
+        assert ref.relative(ours.grad_b, exact.grad_b) <= EXACT
+
+
 def test_an_adapter_has_equal_bits_alone_and_beside_others(kernels: Kernels) -> None:
     features, parts, tokens = 64, (32, 16), 77
     ours, x, grad = _factors(features, parts, 8), _random(77, features), _random(77, sum(parts))

@@ -1,11 +1,14 @@
 """Segment tables: what the kernels of `triton_lora.py` must know of a batch's adapters, as small tensors on the device.
 
-    tiles    which tokens one program has: (segment, first, end); a tile never crosses an adapter
-    table    where a segment's factors and gradients lie, their lora_rank and scale: adapters keep buffers of their own
+    tiles    which tokens one program has: (line, first, end); a tile never crosses an adapter
+    table    where an adapter's factors and gradients lie, their lora_rank and scale: adapters keep buffers of their own
     columns  which output features one program has: (module, first, end); a block never crosses a module
 
 Each is made on the host, sent once without waiting, and kept: tiles for a microbatch's cut,
 tables for a site and its adapters, columns for a site's modules.
+
+Two segments may be of one adapter, as two passes of a model in one batch are. They have one line of the table, and their
+chunks lie together: what is added to a gradient is added by one program.
 """
 
 from __future__ import annotations
@@ -14,8 +17,8 @@ import struct
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Generic, TypeVar
+from itertools import accumulate, pairwise
+from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -27,7 +30,10 @@ CHUNK = 1024
 """Tokens whose outer products one program sums. Counted from a segment's first token, and the same for all batches:
 the order in which a gradient is summed depends on its own tokens alone."""
 FIELDS = 6
-"""Of a segment's line: a, b, grad_a, grad_b, lora_rank, bits of the float32 scale."""
+"""Of a line: a, b, grad_a, grad_b, lora_rank, bits of the float32 scale."""
+
+Line: TypeAlias = tuple[int, int, int, int, int, float]
+"""An adapter at one site: the addresses of a, b, grad_a and grad_b, lora_rank, scale."""
 
 Value = TypeVar("Value")
 
@@ -41,9 +47,9 @@ class Tiles:
     chunks: torch.Tensor
     """int32 [n, 3]: pieces of `CHUNK`."""
     first_chunk: torch.Tensor
-    """int32 [segments + 1]: chunks of a segment are those from its entry to the next one's."""
+    """int32 [lines + 1]: chunks of a line are those from its entry to the next one's."""
     most_chunks: int
-    """Of one segment."""
+    """Of one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +57,7 @@ class Table:
     """The adapters of one site."""
 
     lines: torch.Tensor
-    """int64 [segments, FIELDS]."""
+    """int64 [adapters, FIELDS]."""
     widest_rank: int
     equal_ranks: bool
     rank_divisor: int
@@ -93,22 +99,40 @@ class Cache(Generic[Value]):
 
 
 def make_tiles(
-    ranges: Sequence[tuple[int, int]], sizes: Sequence[int], device: torch.device
+    ranges: Sequence[tuple[int, int]],
+    lines: Sequence[int],
+    sizes: Sequence[int],
+    device: torch.device,
 ) -> Tiles:
-    """Cut the tokens [first, end) of each segment into pieces of each size; an empty one has none."""
-    cuts = [pieces(ranges, size) for size in (*sizes, CHUNK)]
-    first_chunk = [0]
-    for first, end in ranges:
-        first_chunk.append(first_chunk[-1] + -(-(end - first) // CHUNK))
-    whole = _sent([n for lines in cuts for line in lines for n in line] + first_chunk, device)
-    *parts, bounds = whole.split([3 * len(lines) for lines in cuts] + [len(first_chunk)])
+    """Cut the tokens [first, end) of each segment into pieces of each size; an empty one has none.
+
+    Args:
+        ranges: of each segment.
+        lines: of each segment, which line of the table is its adapter's.
+        sizes: tokens of a piece.
+        device: where the kernels run.
+    """
+    cuts = [
+        sorted(((lines[index], *here) for index, *here in pieces(ranges, size)), key=_line)
+        for size in (*sizes, CHUNK)
+    ]
+    counts = [0] * (max(lines) + 1)
+    for line, *_ in cuts[-1]:
+        counts[line] += 1
+    first_chunk = list(accumulate(counts, initial=0))
+    whole = _sent([n for cut in cuts for piece in cut for n in piece] + first_chunk, device)
+    *parts, bounds = whole.split([3 * len(cut) for cut in cuts] + [len(first_chunk)])
     *tiles, chunks = (part.view(-1, 3) for part in parts)
     return Tiles(
         pieces=dict(zip(sizes, tiles, strict=True)),
         chunks=chunks,
         first_chunk=bounds,
-        most_chunks=max((b - a for a, b in pairwise(first_chunk)), default=0),
+        most_chunks=max(counts),
     )
+
+
+def _line(piece: Sequence[int]) -> int:
+    return piece[0]
 
 
 def pieces(ranges: Sequence[tuple[int, int]], size: int) -> list[tuple[int, int, int]]:
@@ -132,9 +156,12 @@ def make_columns(parts: Sequence[int], size: int, device: torch.device) -> Colum
     return Columns(blocks=lines.view(-1, 3), bounds=ends, features=bounds[-1], divisor=divisor)
 
 
-def table_key(segments: Sequence[Segment]) -> tuple[tuple[int, int, int, int, int, float], ...]:
-    """All that a table says: buffers that are freed and taken again by another adapter give no stale one."""
-    return tuple(
+def table_key(segments: Sequence[Segment]) -> tuple[tuple[Line, ...], tuple[int, ...]]:
+    """The adapters of some segments, each once, and which of them each segment has.
+
+    All that a table says: buffers that are freed and taken again by another adapter give no stale one.
+    """
+    found = [
         (
             factors.a.data_ptr(),
             factors.b.data_ptr(),
@@ -144,14 +171,16 @@ def table_key(segments: Sequence[Segment]) -> tuple[tuple[int, int, int, int, in
             factors.scale,
         )
         for factors in (segment.factors for segment in segments)
-    )
+    ]
+    places = {line: place for place, line in enumerate(dict.fromkeys(found))}
+    return tuple(places), tuple(places[line] for line in found)
 
 
-def make_table(key: Sequence[tuple[int, int, int, int, int, float]], device: torch.device) -> Table:
-    """From `table_key`."""
-    ranks = [line[4] for line in key]
-    pointers = [pointer for line in key for pointer in line[:4]]
-    numbers = [n for line in key for n in (*line[:5], _bits(line[5]))]
+def make_table(lines: Sequence[Line], device: torch.device) -> Table:
+    """Of the adapters that `table_key` found."""
+    ranks = [line[4] for line in lines]
+    pointers = [pointer for line in lines for pointer in line[:4]]
+    numbers = [n for line in lines for n in (*line[:5], _bits(line[5]))]
     return Table(
         lines=sent(np.array(numbers, dtype=np.int64), device).view(-1, FIELDS),
         widest_rank=max(ranks),

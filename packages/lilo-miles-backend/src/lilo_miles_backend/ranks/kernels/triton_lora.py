@@ -4,10 +4,10 @@
     shrink    h = x A^T        expand_   y += scale h B^T
     backward  dh = scale dy B  dx += dh A  dA += dh^T x  dB += scale dy^T h
 
-Six kernels (`triton_lora_kernels.py`), so that 32 adapters cost what one costs: every program has tokens of one adapter and finds its factors by
-the tables of `segment_tables.py`. Bound by memory: x, y and their gradients are read once each. A gradient is a sum of
-outer products over chunks of its adapter's own tokens, added in their order by one program: no atomics, so it repeats
-and does not depend on what else is in the batch. Imported only where Triton is.
+Six kernels (`triton_lora_products.py`, `triton_lora_gradients.py`), so that 32 adapters cost what one costs: every program
+has tokens of one adapter and finds its factors by the tables of `segment_tables.py`. Bound by memory: x, y and their
+gradients are read once each. A gradient is a sum of outer products over chunks of its adapter's own tokens, added in
+their order by one program: no atomics, so it repeats and does not depend on what else is in the batch.
 
 Shapes: T tokens, I and O features of the linear, k modules of a site, r lora_rank (each segment has its own).
 """
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 import triton
 
-from lilo_miles_backend.ranks.kernels import triton_lora_kernels as kernels
+from lilo_miles_backend.ranks.kernels import triton_lora_gradients, triton_lora_products
 from lilo_miles_backend.ranks.kernels.launches import Launch, Launches
 from lilo_miles_backend.ranks.kernels.segment_tables import (
     FIELDS,
@@ -52,7 +52,6 @@ class _Plan:
     tiles: Tiles
     table: Table
     features: torch.dtype
-    num_segments: int
 
     @property
     def precision(self) -> str:
@@ -83,7 +82,7 @@ class TritonLora:
         launch = self._launches.shrink.narrowed(x.dtype)
         tiles = plan.tiles.pieces[launch.rows]
         if len(tiles):
-            kernels.shrink[(len(tiles), triton.cdiv(width, block))](
+            triton_lora_products.shrink[(len(tiles), triton.cdiv(width, block))](
                 x,
                 products,
                 plan.table.lines,
@@ -117,7 +116,7 @@ class TritonLora:
         columns = self._columns_of(tuple(parts), launch, y.device)
         tiles = plan.tiles.pieces[launch.rows]
         if len(tiles):
-            kernels.expand[(len(columns.blocks), len(tiles))](
+            triton_lora_products.expand[(len(columns.blocks), len(tiles))](
                 y,
                 products,
                 plan.table.lines,
@@ -168,7 +167,7 @@ class TritonLora:
         launch = self._launches.grad_products.narrowed(grad.dtype)
         tiles = plan.tiles.pieces[launch.rows]
         blocks = triton.cdiv(plan.table.widest_rank, block)
-        kernels.grad_products[(len(tiles), modules, blocks)](
+        triton_lora_products.grad_products[(len(tiles), modules, blocks)](
             grad,
             result,
             plan.table.lines,
@@ -194,7 +193,7 @@ class TritonLora:
     ) -> None:
         features, launch = grad_x.shape[1], self._launches.grad_x.narrowed(grad_x.dtype)
         tiles = plan.tiles.pieces[launch.rows]
-        kernels.add_grad_x[(triton.cdiv(features, launch.columns), len(tiles))](
+        triton_lora_products.add_grad_x[(triton.cdiv(features, launch.columns), len(tiles))](
             grad_x,
             grad_products,
             plan.table.lines,
@@ -231,7 +230,7 @@ class TritonLora:
         several = plan.tiles.most_chunks > 1
         room = (len(chunks), features * width) if several else (1,)
         partial = wide.new_empty(room, dtype=torch.float32)
-        kernels.outer[(len(columns.blocks), len(chunks), triton.cdiv(width, block))](
+        triton_lora_gradients.outer[(len(columns.blocks), len(chunks), triton.cdiv(width, block))](
             wide,
             narrow,
             partial,
@@ -258,7 +257,8 @@ class TritonLora:
         )
         if not several:
             return
-        kernels.sum_chunks[(triton.cdiv(features * width, SUM_BLOCK), plan.num_segments)](
+        grid = (triton.cdiv(features * width, SUM_BLOCK), len(plan.table.lines))
+        triton_lora_gradients.sum_chunks[grid](
             partial,
             plan.table.lines,
             plan.tiles.first_chunk,
@@ -277,12 +277,12 @@ class TritonLora:
         num_tokens, device = rows.shape[0], rows.device
         assert rows.stride(1) == 1, "features lie next to each other"
         cut = tuple(segment.tokens.indices(num_tokens)[:2] for segment in segments)
-        key = table_key(segments)
+        lines, owners = table_key(segments)
+        sizes = self._launches.tile_sizes
         return _Plan(
-            tiles=self._tiles.get(cut, lambda: make_tiles(cut, self._launches.tile_sizes, device)),
-            table=self._tables.get(key, lambda: make_table(key, device)),
+            tiles=self._tiles.get((cut, owners), lambda: make_tiles(cut, owners, sizes, device)),
+            table=self._tables.get(lines, lambda: make_table(lines, device)),
             features=rows.dtype,
-            num_segments=len(segments),
         )
 
     def _columns_of(self, parts: tuple[int, ...], launch: Launch, device: torch.device) -> Columns:
