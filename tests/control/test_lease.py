@@ -144,3 +144,27 @@ def test_two_contenders_at_once_are_one_engine(opened):
         thread.join(20)
     # Whoever follows another one has waited for it, and the epochs differ.
     assert len(taken) == len(set(taken)) >= 1
+
+
+def test_the_lease_is_not_taken_while_its_holder_is_in_a_transaction(opened):
+    first, other_records = Lease.take(opened(), "first"), opened()
+    taken = threading.Event()
+
+    def take() -> None:
+        change = sa.update(LeaseRow).values(epoch=2, holder="second")
+        other_records.now(lambda session: session.execute(change))
+        taken.set()
+
+    contender = threading.Thread(target=take)
+
+    def work(session) -> None:
+        contender.start()
+        assert not taken.wait(0.5)
+        session.add(SecretRow(name="of the first", value="x"))
+
+    first.records.now(work)
+    contender.join(10)
+    assert taken.is_set()
+    assert secrets(other_records) == {"of the first"}
+    with pytest.raises(LeaseLost):
+        add_secret(first.records, "too late")

@@ -9,7 +9,7 @@ from alembic.migration import MigrationContext
 from lilo_engine.config import DataFolder
 from lilo_engine.control.sessions import NewSession
 from lilo_engine.control.tables import Base
-from lilo_engine.errors import ServerError
+from lilo_engine.errors import ServerError, Unavailable
 from lilo_engine.operations.reference import CheckpointRef
 from lilo_engine.parts import open_control
 
@@ -76,3 +76,22 @@ def test_a_records_url_that_is_none_is_refused(tmp_path, monkeypatch):
     data.create()
     with pytest.raises(ServerError, match="LILO_RECORDS_URL"):
         open_control(data)
+
+
+def test_a_transaction_that_the_server_gave_up_is_a_reason_to_try_again(plane):
+    records = plane.control.records
+    mine = sa.text("SELECT pg_backend_pid()")
+    there = sa.text("SELECT count(*) FROM pg_stat_activity, pg_sleep(0.05) WHERE pid = :pid")
+
+    def stopped_in_the_middle(session) -> None:
+        # As of a process that is stopped for long; the server waits for it 15 s.
+        session.execute(sa.text("SET LOCAL idle_in_transaction_session_timeout = 20"))
+        pid = session.scalar(mine)
+        with records.engine.connect() as other:
+            while other.scalar(there, {"pid": pid}):
+                other.rollback()
+        session.execute(mine)
+
+    with pytest.raises(Unavailable, match=r"idle-in-transaction.*see to the database"):
+        records.now(stopped_in_the_middle)
+    assert records.now(lambda session: session.scalar(mine))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Protocol
 
 from lilo_engine.console.chrome_trace import chrome_trace
@@ -9,7 +10,7 @@ from lilo_engine.console.metrics import EngineMetrics
 from lilo_engine.console.run_report import run_report
 from lilo_engine.console.usage_meter import UsageMeter
 from lilo_engine.engine import Engine
-from lilo_engine.errors import NotFound
+from lilo_engine.errors import LiloError, NotFound
 from lilo_engine.operations.operation import ModelId
 
 
@@ -71,5 +72,7 @@ class LocalView:
 
     async def metrics(self) -> str:
         """See `EngineView`."""
-        await self._meter.look()
+        # Usage of owners who cannot be looked up now comes later; the rest is told all the same.
+        with suppress(LiloError):
+            await self._meter.look()
         return self._metrics.text(await self._engine.state())

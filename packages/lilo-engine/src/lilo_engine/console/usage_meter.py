@@ -64,24 +64,28 @@ class UsageMeter:
     _owed: dict[str, Used] = field(default_factory=dict[str, Used])
     """Of that, what was not handed over yet."""
     _seen: dict[ModelId, Used] = field(default_factory=dict[ModelId, Used])
+    _of_runs: dict[str, Used] = field(default_factory=dict[str, Used])
+    """Run -> what is counted to nobody yet."""
+    _of_samplers: dict[str, Used] = field(default_factory=dict[str, Used])
 
     async def look(self) -> None:
-        """Count what was used since the last look."""
-        news: list[tuple[str, Used]] = []
+        """Count what was used since the last look.
+
+        What has no owner yet, because the records that know it cannot be read, is counted at a later look.
+
+        Raises:
+            LiloError: they cannot be.
+        """
         seen: dict[ModelId, Used] = {}
         for run_id, totals in list(self.recorder.runs.items()):
-            now = self._of_run(totals)
-            more = now - self._seen.get(run_id, Used())
-            seen[run_id] = now
-            if more != Used():
-                news.append((run_id, more))
+            seen[run_id] = self._of_run(totals)
+            _add(self._of_runs, run_id, seen[run_id] - self._seen.get(run_id, Used()))
         # Runs that the recorder let go of are forgotten here too.
         self._seen = seen
-        samples = self.samples()
-        for run_id, more in news:
-            self._count(await self.owner_of_run(run_id), more)
-        for sampling_session_id, more in samples.items():
-            self._count(await self.owner_of_sampler(sampling_session_id), more)
+        for sampling_session_id, more in self.samples().items():
+            _add(self._of_samplers, sampling_session_id, more)
+        await self._give(self._of_runs, self.owner_of_run)
+        await self._give(self._of_samplers, self.owner_of_sampler)
 
     async def take(self) -> dict[str, Used]:
         """Look, and hand over what was not handed over before, by owner."""
@@ -92,12 +96,22 @@ class UsageMeter:
     def put_back(self, taken: Mapping[str, Used]) -> None:
         """It could not be kept: hand it over again the next time."""
         for owner, more in taken.items():
-            self._owed[owner] = self._owed.get(owner, Used()) + more
+            _add(self._owed, owner, more)
 
-    def _count(self, owner: str, more: Used) -> None:
-        for counts in (self.totals, self._owed):
-            counts[owner] = counts.get(owner, Used()) + more
+    async def _give(self, used: dict[str, Used], owner_of: Callable[[str], Awaitable[str]]) -> None:
+        """Count each to its owner."""
+        for name in list(used):
+            owner = await owner_of(name)
+            # Somebody else may have looked meanwhile.
+            more = used.pop(name, Used())
+            _add(self.totals, owner, more)
+            _add(self._owed, owner, more)
 
     def _of_run(self, totals: RunTotals) -> Used:
         seconds = sum(s for command, s in totals.seconds.items() if command not in _OFF_THE_DEVICE)
         return Used(trained_tokens=totals.tokens, device_s=seconds * self.num_devices)
+
+
+def _add(counts: dict[str, Used], name: str, more: Used) -> None:
+    if more != Used():
+        counts[name] = counts.get(name, Used()) + more

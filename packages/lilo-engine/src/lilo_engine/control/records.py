@@ -27,9 +27,10 @@ from sqlalchemy.exc import (
     ArgumentError,
     DatabaseError,
     DataError,
+    DBAPIError,
     IntegrityError,
     NoSuchModuleError,
-    OperationalError,
+    ProgrammingError,
 )
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -61,14 +62,14 @@ class Records:
         """Called first in every transaction; may refuse it (`lease.py`)."""
         # A connection that broke while it lay idle is replaced: a database server may be started again.
         self._engine = sa.create_engine(url, pool_pre_ping=not url.startswith("sqlite"))
-        sqlite = self._engine.dialect.name == "sqlite"
-        if sqlite:
+        self._is_sqlite = self._engine.dialect.name == "sqlite"
+        if self._is_sqlite:
             event.listen(self._engine, "connect", _sqlite_pragmas)
         elif self._engine.dialect.name == "postgresql":
             event.listen(self._engine, "connect", _postgresql_limits)
         self._sessions = sessionmaker(self._engine, expire_on_commit=False)
         # SQLite: one at a time, since it has one writer, and waiting here is cheaper than its busy timeout.
-        self._limiter = anyio.CapacityLimiter(1 if sqlite else _AT_ONCE)
+        self._limiter = anyio.CapacityLimiter(1 if self._is_sqlite else _AT_ONCE)
 
     @classmethod
     def at(cls, data_dir: Path, url: str | None = None) -> Records:
@@ -152,7 +153,7 @@ class Records:
 
         Raises:
             InvalidRequest: a text or a number that this database cannot hold, a zero character in PostgreSQL, say.
-            Unavailable: the database cannot be reached or written, for want of room, say.
+            Unavailable: the database cannot be reached or written, for want of room, say, or gave the transaction up.
         """
         try:
             try:
@@ -164,14 +165,21 @@ class Records:
             raise InvalidRequest(
                 f"a value of the request cannot be kept in the server's records: {_why(error)}"
             ) from error
-        except OperationalError as error:
+        except (IntegrityError, ProgrammingError):
+            # Ours: trying again would not help.
+            raise
+        except DBAPIError as error:
+            what = "the disk of its data folder" if self._is_sqlite else "the database"
             raise Unavailable(
-                f"the server's records cannot be used: {error.orig}; see to the disk of its data folder, then try again"
+                f"the server's records cannot be used: {error.orig}; see to {what}, then try again"
             ) from error
 
     def _transaction(self, work: Callable[[Session], T]) -> T:
         with self._sessions.begin() as session:
             if self.guard is not None:
+                if self._is_sqlite:
+                    # What the guard saw holds until the end of the transaction: nobody else writes meanwhile.
+                    session.execute(sa.text("BEGIN IMMEDIATE"))
                 self.guard(session)
             return work(session)
 

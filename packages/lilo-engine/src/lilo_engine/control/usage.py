@@ -49,8 +49,9 @@ async def keep_usage(meter: UsageMeter, log: UsageLog, clock: Callable[[], float
     """
 
     async def report() -> None:
-        used = await meter.take()
+        used: Mapping[str, Used] = {}
         try:
+            used = await meter.take()
             await log.add(used, clock())
         except LiloError as error:
             meter.put_back(used)
