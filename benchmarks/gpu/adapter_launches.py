@@ -15,7 +15,7 @@ import torch
 from lilo_miles_backend.ranks.kernels.launches import Launch, Launches
 from lilo_miles_backend.ranks.kernels.triton_lora import TritonLora
 
-from benchmarks.gpu.check_kernels import Sizes, factors_of, in_turn, segments_of, shares
+from benchmarks.gpu.kernel_problem import Sizes, factors_of, in_turn, segments_of, shares
 from benchmarks.gpu.lines import emit, part
 
 CASE = "adapter_launches"
