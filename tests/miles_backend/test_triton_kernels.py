@@ -229,6 +229,23 @@ def test_steps_of_adamw_clear_the_gradients_and_equal_the_reference(
     assert ref.relative(ours.copy, exact.weights) <= 1e-3
 
 
+def test_a_step_without_eps_leaves_what_never_had_a_gradient(kernels: Kernels) -> None:
+    # As A of a fresh adapter, whose gradient is zero while B is.
+    params = replace(ref.ADAM, eps=0.0, weight_decay=0.0)
+    ours, exact = _buffers(None), _buffers(None)
+    for buffers in (ours, exact):
+        buffers.weights.copy_(ours.weights)
+        buffers.gradients.copy_(ours.gradients)[::2] = 0
+        buffers.exp_avg.zero_()
+        buffers.exp_avg_sq.zero_()
+    before = ours.weights.clone()
+    norm = torch.linalg.vector_norm(ours.gradients, dtype=torch.float64)
+    kernels.optimizer.adamw_(ours, params, step=1, norm=norm)
+    REFERENCE.optimizer.adamw_(exact, params, step=1, norm=norm)
+    assert torch.equal(ours.weights[::2], before[::2])
+    assert ref.relative(ours.weights, exact.weights) <= EXACT
+
+
 @pytest.mark.filterwarnings(
     "ignore::RuntimeWarning"
 )  # numpy's, of lanes that nothing is stored from

@@ -24,6 +24,8 @@ from lilo_miles_backend.ranks.kernels.kernels import AdamBuffers
 BLOCK = 2048
 UNCLIPPED = 3e38
 """A norm that is finite in float32 and that no gradient has."""
+LEAST = tl.constexpr(torch.finfo(torch.float32).tiny)
+"""Of a second moment under the root: with an eps of 0, what never had a gradient would be 0 / 0."""
 
 
 class TritonOptimizer:
@@ -81,7 +83,6 @@ def _adamw(
     COPY: tl.constexpr,
 ):
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < count
     size = tl.load(norm).to(tl.float32)
     # Below infinity is neither an infinity nor NaN.
     inside = place < tl.where(size < float("inf"), count, 0)
@@ -92,7 +93,7 @@ def _adamw(
     w = tl.load(weights + place, mask=inside, other=0.0)
     m += one_less_beta1 * (g - m)
     v = v * beta2 + one_less_beta2 * g * g
-    w = w * decay - rate * m / (tl.sqrt(v) * correction + eps)
+    w = w * decay - rate * m / (tl.sqrt(tl.maximum(v, LEAST)) * correction + eps)
     tl.store(exp_avg + place, m, mask=inside)
     tl.store(exp_avg_sq + place, v, mask=inside)
     tl.store(weights + place, w, mask=inside)
