@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 import zstandard
+from lilo_definitions import get
 from tinker.proto import tinker_public_pb2 as sdk_pb
 
 from tests.conformance.test_ten_facts import binary, send_binary
@@ -277,6 +278,25 @@ def test_a_pass_that_is_too_large_uses_up_its_number_too(fussy, packed):
     assert send_binary(fussy, body, **headers).status_code == 413
     after = fussy.finished(send_binary(fussy, binary(model_id, 2, [1, 2, 3])))
     assert after.headers["content-type"] == "application/x-protobuf"
+
+
+def test_a_refusal_that_finds_no_room_for_its_number_is_sent_again_like_any_request(served):
+    def step(number: int, **changes: object):
+        body = {"model_id": model_id, "seq_id": number, "adam_params": {}, **changes}
+        return served.post("optim_step", body)
+
+    model_id = served.model()
+    room = get("tiny").limits.max_queued_operations
+    for number in range(2, room + 2):
+        assert step(number).status_code == 200
+    bad, after = room + 2, room + 3
+    full = step(bad, adam_params={"type": "dimuon"})
+    assert (full.status_code, full.json()["kind"]) == (429, "saturated")
+    served.finished(step(1))
+    served.finished(step(room + 1))
+    refused = step(bad, adam_params={"type": "dimuon"})
+    assert (refused.status_code, refused.json()["kind"]) == (400, "invalid_request")
+    assert "no gradients" in served.finished(step(after)).json()["error"]
 
 
 def test_json_that_nests_for_ever_is_refused(served):

@@ -21,7 +21,15 @@ from lilo_engine.control.access import Caller
 from lilo_engine.control.control import Control
 from lilo_engine.control.view import View
 from lilo_engine.engine_client import EngineClient
-from lilo_engine.errors import Gone, LiloError, NotFound, TooLarge, Unavailable, UserError
+from lilo_engine.errors import (
+    Gone,
+    LiloError,
+    NotFound,
+    Saturated,
+    TooLarge,
+    Unavailable,
+    UserError,
+)
 from lilo_engine.operations.ids import session_of
 from lilo_engine.operations.operation import (
     CreateModel,
@@ -241,7 +249,12 @@ async def submit_body(
 async def _use_up_number(
     request: Request, identity: tuple[str, int] | None, verb: str, error: UserError
 ) -> None:
-    """Have a refused request take the place of its number, where model and number could be read."""
+    """Have a refused request take the place of its number, where model and number could be read.
+
+    Raises:
+        Saturated, Unavailable: not now. The client is told that instead of the refusal, since it sends such a request
+            again, with the same number; behind one that is left out all later ones would wait.
+    """
     if identity is None or not identity[0].isascii():
         return
     model_id, seq_id = identity
@@ -254,6 +267,8 @@ async def _use_up_number(
     )
     try:
         await front_of(request).submit(view_of(request), refused)
+    except (Saturated, Unavailable):
+        raise
     except LiloError as second:
         # The model or the number are wrong too; the client hears of the first fault.
         _log.info("the refused %s %d of %s has no number: %s", verb, seq_id, model_id, second)
