@@ -89,7 +89,7 @@ sync() {
   say "four packages and the development tools by uv"
   # VIRTUAL_ENV of a calling shell would only make uv warn; it works on .venv in any case.
   quietly env -u VIRTUAL_ENV UV_PROJECT_ENVIRONMENT="$VENV" UV_PYTHON_DOWNLOADS=never \
-    "$VENV/bin/uv" sync --quiet --python "$VENV/bin/python" --frozen --all-packages --all-extras --inexact ||
+    "$VENV/bin/uv" sync --quiet --python "$VENV/bin/python" --frozen --all-packages --all-extras --no-extra fa4 --inexact ||
     fail "uv could not sync uv.lock; see the message above"
 }
 

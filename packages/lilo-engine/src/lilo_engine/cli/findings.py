@@ -61,7 +61,7 @@ _GPU_PACKAGES: tuple[tuple[str, State, str], ...] = (
     (
         "flash-attn-4",
         "note",
-        "attention is cuDNN's without it; faster on Hopper and later with it: pip install --pre flash-attn-4",
+        "attention is cuDNN's without it; faster on Hopper and later with it: pip install 'lilo-miles-backend[fa4]'",
     ),
 )
 """Likewise, where there is a GPU."""

@@ -1,12 +1,14 @@
 """FlashAttention-4, where its package is installed: dense and packed rows on Hopper and later.
 
 An optional extra: the package is imported only when one of these classes is built. It compiles each variant on first
-use, in seconds to tens of seconds, which the check at start pays for (`attention_choice.py`).
+use, in seconds to tens of seconds, which the check at start pays for (`attention_choice.py`). Its compiler is not safe
+in two threads of one process, so calls take turns; they only launch, which takes microseconds once compiled.
 """
 
 from __future__ import annotations
 
 import importlib
+import threading
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from lilo_miles_backend.ranks.kernels.attention_kernel import (
 
 MODULE = "flash_attn.cute.interface"
 """What is imported."""
+_TURN = threading.Lock()
 
 
 class Fa4Attention:
@@ -38,9 +41,10 @@ class Fa4Attention:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, scale: float
     ) -> Attended:
         """See `DenseAttention`."""
-        out, lse, *_ = self._ops._flash_attn_fwd(
-            q, k, v, softmax_scale=scale, causal=causal, return_lse=True
-        )
+        with _TURN:
+            out, lse, *_ = self._ops._flash_attn_fwd(
+                q, k, v, softmax_scale=scale, causal=causal, return_lse=True
+            )
         return Attended(out, lse)
 
     def backward(
@@ -55,16 +59,17 @@ class Fa4Attention:
         scale: float,
     ) -> AttentionGrads:
         """See `DenseAttention`."""
-        dq, dk, dv, *_ = self._ops._flash_attn_bwd(
-            q,
-            k,
-            v,
-            attended.out,
-            grad,
-            attended.lse.contiguous(),
-            softmax_scale=scale,
-            causal=causal,
-        )
+        with _TURN:
+            dq, dk, dv, *_ = self._ops._flash_attn_bwd(
+                q,
+                k,
+                v,
+                attended.out,
+                grad,
+                attended.lse.contiguous(),
+                softmax_scale=scale,
+                causal=causal,
+            )
         return AttentionGrads(dq, dk, dv)
 
 
@@ -91,9 +96,10 @@ class Fa4PackedAttention:
         scale: float,
     ) -> Attended:
         """See `PackedAttention`."""
-        out, lse, *_ = self._ops._flash_attn_fwd(
-            q, k, v, softmax_scale=scale, causal=True, return_lse=True, **_keywords(bounds)
-        )
+        with _TURN:
+            out, lse, *_ = self._ops._flash_attn_fwd(
+                q, k, v, softmax_scale=scale, causal=True, return_lse=True, **_keywords(bounds)
+            )
         return Attended(out, lse)
 
     def backward(
@@ -108,17 +114,18 @@ class Fa4PackedAttention:
         scale: float,
     ) -> AttentionGrads:
         """See `PackedAttention`."""
-        dq, dk, dv, *_ = self._ops._flash_attn_bwd(
-            q,
-            k,
-            v,
-            attended.out,
-            grad,
-            attended.lse.contiguous(),
-            softmax_scale=scale,
-            causal=True,
-            **_keywords(bounds),
-        )
+        with _TURN:
+            dq, dk, dv, *_ = self._ops._flash_attn_bwd(
+                q,
+                k,
+                v,
+                attended.out,
+                grad,
+                attended.lse.contiguous(),
+                softmax_scale=scale,
+                causal=True,
+                **_keywords(bounds),
+            )
         return AttentionGrads(dq, dk, dv)
 
 
