@@ -56,6 +56,18 @@ def test_a_sampler_refuses_files_that_do_not_fit_their_configuration(
         read_base(tmp_path, dtype=torch.float32, device=torch.device("cpu"))
 
 
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": {"a": 1}}'])
+def test_an_index_that_names_no_files_is_refused_by_its_name(
+    folder: Path, tmp_path: Path, text: str
+) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    with (
+        pytest.raises(InvalidRequest, match=r"model\.safetensors\.index\.json"),
+        open_tensors(tmp_path, read_shape(folder)),
+    ):
+        pass
+
+
 def test_tensors_are_read_in_parts(folder: Path) -> None:
     shape = read_shape(folder)
     name = "model.layers.0.mlp.down_proj.weight"
@@ -102,6 +114,10 @@ def test_a_hybrid_is_read_with_its_kinds_of_layers_and_a_quarter_of_each_head_ro
         ({"model_type": "qwen3_5_moe_text"}, "qwen3_5_moe_text"),
         ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn"}}, "rope_type"),
         ({"rope_parameters": None, "rope_theta": 1e4, "rope_scaling": {"rope_type": "x"}}, "x"),
+        (
+            {"rope_parameters": None, "rope_theta": 1e4, "rope_scaling": {"type": "linear"}},
+            "linear",
+        ),
         ({"attention_bias": True}, "attention_bias"),
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"attn_output_gate": False}, "attn_output_gate"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 from lilo_miles_backend.families.shape import DeltaShape
 
@@ -21,7 +21,10 @@ class RopeParameters(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     rope_theta: float = Field(gt=0)
-    rope_type: Literal["default"] = "default"
+    rope_type: Literal["default"] = Field(
+        default="default", validation_alias=AliasChoices("rope_type", "type")
+    )
+    """`type` in older files."""
     partial_rotary_factor: float = Field(default=1.0, gt=0, le=1)
     """Share of a head's features that is rotated."""
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from lilo_engine.errors import InvalidRequest
+from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
 
 from lilo_miles_backend.families.shape import ModelShape
@@ -19,6 +19,14 @@ if TYPE_CHECKING:
 
 Index: TypeAlias = tuple[slice, ...]
 """One slice for each of the first dimensions."""
+
+
+class _Index(BaseModel):
+    """`model.safetensors.index.json`, as far as it is read."""
+
+    model_config = ConfigDict(frozen=True)
+
+    weight_map: dict[str, str]
 
 
 class ReadTensor(Protocol):
@@ -60,7 +68,14 @@ def _open(folder: Path, stack: ExitStack) -> dict[str, safe_open]:
     index = folder / "model.safetensors.index.json"
     files = ["model.safetensors"]
     if index.is_file():
-        files = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+        try:
+            weight_map = _Index.model_validate_json(index.read_bytes()).weight_map
+        except (OSError, ValidationError) as error:
+            raise InvalidRequest(
+                f"{index} does not say which file holds which tensor; expected "
+                f'{{"weight_map": {{TENSOR: FILE}}}}, so download the model again: {error}'
+            ) from error
+        files = sorted(set(weight_map.values()))
     opened: dict[str, safe_open] = {}
     for name in files:
         try:
