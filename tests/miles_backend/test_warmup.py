@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from lilo_definitions import Definition, get
 from lilo_engine.operations.operation import LoraSpec, ModelId
+from lilo_miles_backend.ranks.filling import share
 from lilo_miles_backend.ranks.warmup import warm_passes, warm_up
 
 from tests.miles_backend import reference as ref
@@ -23,6 +25,21 @@ def test_every_class_of_rank_up_to_the_highest_is_warmed_with_long_and_short_row
     assert {one.lora_ranks for one in passes} == {(32,), (16,), (8,), (1,)}
     assert max(passes[0].lengths) == min(definition.context, 4608)
     assert len(passes[1].lengths) > 1
+
+
+@pytest.mark.parametrize("dp", [1, 2, 3])
+def test_every_data_parallel_rank_gets_rows_of_all_lengths(dp: int) -> None:
+    for one in warm_passes(_tiny(topology={"dp": dp}, trainer={"pack_models": True})):
+        lengths = one.lengths * len(one.lora_ranks)
+        shares = share(lengths, dp)
+        assert {lengths[row] for row in shares[0]} == set(lengths)
+        assert all(len(shares[0]) == len(rows) for rows in shares)
+
+
+def test_rows_that_would_be_padded_are_not_used_where_none_may_be() -> None:
+    topology = {"cp": 3, "align_sequences_to_parallel_layout": "off"}
+    for one in warm_passes(_tiny(topology=topology)):
+        assert all(length % 6 == 0 for length in one.lengths)
 
 
 def test_models_are_warmed_together_where_they_are_packed() -> None:

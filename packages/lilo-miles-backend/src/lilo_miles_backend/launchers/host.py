@@ -1,6 +1,6 @@
 """RankHost: one rank inside its own process: takes commands as frames, gives answers as frames, never raises.
 
-Not a transport: `rank_process.py` feeds it from sockets, `ray_actor.py` from Ray. It keeps what a rank says about its
+Not a transport: `rank_process.py` feeds it from sockets, `cluster/actor.py` from Ray. It keeps what a rank says about its
 failure: the first thing that went wrong is worth more than all that follows from it.
 """
 

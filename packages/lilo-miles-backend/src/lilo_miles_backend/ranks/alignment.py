@@ -1,7 +1,7 @@
 """Alignment: how long a row must be for a parallel layout, and what of it is padding. Pure arithmetic.
 
-Context-parallel ranks cut a row into 2 x cp equal chunks (zigzag); under sequence parallelism a rank's share is cut
-once more, over tensor-parallel ranks. Padding comes after every real token, so causality hides it from them, and no
+Context-parallel ranks cut a row into 2 x cp equal chunks (zigzag). Trainers whose tensor-parallel ranks need equal
+shares of the tokens cut a rank's share once more; this one does not (`layers/stream_shards.py`). Padding comes after every real token, so causality hides it from them, and no
 output of a padded position is ever returned.
 """
 

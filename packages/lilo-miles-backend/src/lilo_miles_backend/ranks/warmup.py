@@ -23,6 +23,7 @@ from lilo_engine.operations.datum import Datum
 from lilo_engine.operations.operation import AdamParams, LoraSpec, ModelId
 from lilo_engine.operations.tensor import Tensor
 
+from lilo_miles_backend.ranks.alignment import Alignment
 from lilo_miles_backend.ranks.batch import BatchRunner
 from lilo_miles_backend.ranks.model import BaseModel
 from lilo_miles_backend.ranks.optimizer import adamw_step
@@ -56,12 +57,20 @@ class WarmPass:
 
 def warm_passes(definition: Definition) -> tuple[WarmPass, ...]:
     """One pass for each kind that the definition allows, most usual first. Pure."""
-    context, highest = definition.context, definition.lora.max_rank
-    long = min(context, LONG_TOKENS * definition.topology.cp)
-    short = tuple(min(tokens, context) for tokens in SHORT_TOKENS)
+    topology, highest = definition.topology, definition.lora.max_rank
+    alignment = Alignment.of(topology, sequence_parallel=False)
+    # Where rows may not be padded, others than these are refused.
+    multiple = alignment.multiple if alignment.mode == "off" else 1
+
+    def rows(*tokens: int) -> tuple[int, ...]:
+        """So that every data-parallel rank has them all."""
+        counts = (min(one, definition.context) // multiple for one in tokens)
+        return tuple(max(1, count) * multiple for count in counts) * topology.dp
+
+    long, short = rows(LONG_TOKENS * topology.cp), rows(*SHORT_TOKENS)
     classes = [rank for rank in (8, 16, 32, 64, 128) if rank < highest]
     passes = [
-        WarmPass(lora_ranks=(highest,), lengths=(long,)),
+        WarmPass(lora_ranks=(highest,), lengths=long),
         WarmPass(lora_ranks=(highest,), lengths=short),
         # No multiple of 8: such rows of B cannot be read 16 bytes at a time.
         *(WarmPass(lora_ranks=(rank,), lengths=short) for rank in (*reversed(classes), 1)),
