@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tinker
+from lilo_engine.operations import ledger
+from lilo_engine.sampling import futures
 from tinker import types
 
 from tests.conformance.test_ten_facts import ADAM, binary, example, send_binary, trainer
@@ -101,6 +103,26 @@ def test_a_long_result_is_announced_first_and_then_given(fussy):
     assert announced["response_payload_size"] > 0
     given = fussy.retrieve(request_id, allow_metadata_only=False)
     assert given.headers["content-type"] == "application/x-protobuf"
+
+
+def test_what_was_only_announced_is_kept_until_the_client_has_room_for_it(fussy, monkeypatch):
+    monkeypatch.setattr(ledger, "MAX_FETCHED_BYTES", 0)
+    monkeypatch.setattr(futures, "MAX_FETCHED_BYTES", 0)
+    model_id, sampler = fussy.model(), fussy.sampler()
+    sample = {
+        "sampling_session_id": sampler,
+        "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1, 2, 3]}]},
+        "sampling_params": {"max_tokens": 40, "stop": []},
+    }
+    submitted = [send_binary(fussy, binary(model_id, n, list(range(40)))) for n in (1, 2, 3)]
+    submitted += [fussy.post("asample", {**sample, "seq_id": n}) for n in (1, 2, 3)]
+    ids = [answer.json()["request_id"] for answer in submitted]
+    for request_id in ids:
+        while (told := fussy.retrieve(request_id, allow_metadata_only=True)).status_code == 408:
+            pass
+        assert told.json()["status"] == "complete_metadata"
+    for request_id in ids:
+        assert fussy.retrieve(request_id).status_code == 200
 
 
 def test_an_older_client_that_speaks_json_gets_the_same_answer(served):

@@ -125,13 +125,15 @@ class Engine:
         self._refuse_when_closed()
         return self._work.submit(model, operation, mark, refusal, trace_parent).request_id
 
-    async def retrieve(self, request_id: RequestId, wait_s: float) -> FutureState:
+    async def retrieve(
+        self, request_id: RequestId, wait_s: float, announce_above: int | None = None
+    ) -> FutureState:
         """The state of a future, waiting up to `wait_s` for it to finish."""
         model, entry = self._work.roster.entry(request_id)
         await self._work.waiters.wait(request_id, lambda: entry.state is not None, wait_s)
         if entry.state is None:
             return self._pending(model)
-        model.ledger.fetch(entry)
+        model.ledger.fetch(entry, announce_above)
         return entry.state
 
     async def create_model(self, request: CreateModel) -> RequestId:

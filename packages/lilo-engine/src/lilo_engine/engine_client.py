@@ -52,8 +52,16 @@ class EngineClient(Protocol):
         """
         ...
 
-    async def retrieve(self, request_id: RequestId, wait_s: float) -> FutureState:
+    async def retrieve(
+        self, request_id: RequestId, wait_s: float, announce_above: int | None = None
+    ) -> FutureState:
         """The state of a future, waiting up to `wait_s` for it to finish.
+
+        Args:
+            request_id: of the future.
+            wait_s: how long to wait.
+            announce_above: a result of more bytes is only announced to its client, which asks again when it has room:
+                until then it is kept as one that nobody has seen. None: it is handed out.
 
         Raises:
             NotFound, Gone: the id is unknown, or its model ended.

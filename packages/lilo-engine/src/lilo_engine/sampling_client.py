@@ -41,8 +41,16 @@ class SamplingClient(Protocol):
         """
         ...
 
-    async def retrieve(self, request_id: str, wait_s: float) -> SampleState:
+    async def retrieve(
+        self, request_id: str, wait_s: float, announce_above: int | None = None
+    ) -> SampleState:
         """The state of a request, waiting up to `wait_s` for it to finish; an answer can be fetched again.
+
+        Args:
+            request_id: of the sample.
+            wait_s: how long to wait.
+            announce_above: an answer of more bytes is only announced to its client, which asks again when it has room:
+                until then it is kept as one that nobody has seen. None: it is handed out.
 
         Raises:
             NotFound, Gone: there is no such request, or its answer was forgotten.
@@ -117,9 +125,11 @@ class LocalSampling:
             claim=claim,
         )
 
-    async def retrieve(self, request_id: str, wait_s: float) -> SampleState:
+    async def retrieve(
+        self, request_id: str, wait_s: float, announce_above: int | None = None
+    ) -> SampleState:
         """See `SamplingClient`."""
-        return await self._manager.retrieve(request_id, wait_s)
+        return await self._manager.retrieve(request_id, wait_s, announce_above)
 
     async def cancel(self, request_id: str) -> None:
         """See `SamplingClient`."""

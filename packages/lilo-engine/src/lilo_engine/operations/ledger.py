@@ -207,12 +207,14 @@ class Ledger:
         """An operation finished with an error."""
         self._finish(entry, Failed(error=error))
 
-    def fetch(self, entry: Entry) -> None:
-        """A finished entry was given to the client."""
+    def fetch(self, entry: Entry, announce_above: int | None = None) -> None:
+        """A finished entry was given to the client, or only announced because it has more than so many bytes."""
         if entry.fetched or entry.state is None:
             return
-        entry.fetched = True
         size = _result_bytes(entry.state)
+        if announce_above is not None and size > announce_above:
+            return
+        entry.fetched = True
         self.unfetched_bytes -= self._unfetched.pop(entry.seq_id, 0)
         self._fetched[entry.seq_id] = size
         self._fetched_bytes += size
@@ -277,4 +279,4 @@ def _result_bytes(state: FutureState) -> int:
     """Size of the arrays in a result; everything else is small."""
     if not isinstance(state, Complete) or not isinstance(state.result, Passed):
         return 0
-    return sum(len(tensor.data) for tensor in state.result.logprobs)
+    return state.result.size_bytes

@@ -29,6 +29,11 @@ class Passed:
     metrics: Mapping[str, float]
     """Names with exactly one colon, `name:reduction`; `loss:sum` is always there."""
 
+    @property
+    def size_bytes(self) -> int:
+        """About what its protobuf body takes, without building it."""
+        return sum(len(tensor.data) + 16 for tensor in self.logprobs)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stepped:

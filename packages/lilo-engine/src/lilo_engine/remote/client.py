@@ -41,11 +41,16 @@ class RemoteEngine:
         """See `EngineClient`."""
         return cast("RequestId", await self._line.call("submit", operation, trace_parent))
 
-    async def retrieve(self, request_id: RequestId, wait_s: float) -> FutureState:
+    async def retrieve(
+        self, request_id: RequestId, wait_s: float, announce_above: int | None = None
+    ) -> FutureState:
         """See `EngineClient`; pending while the engine is away, up to `GIVE_UP_S`."""
         try:
             state = await self._line.call(
-                "retrieve", request_id, wait_s, wait_s=wait_s, patience_s=wait_s
+                "retrieve",
+                *(request_id, wait_s, announce_above),
+                wait_s=wait_s,
+                patience_s=wait_s,
             )
         except EngineAway as error:
             return _while_away(self._line, error)
@@ -102,11 +107,16 @@ class RemoteSampling:
         )
         return cast("SampleTicket", ticket)
 
-    async def retrieve(self, request_id: str, wait_s: float) -> SampleState:
+    async def retrieve(
+        self, request_id: str, wait_s: float, announce_above: int | None = None
+    ) -> SampleState:
         """See `SamplingClient`; pending while the engine is away, up to `GIVE_UP_S`."""
         try:
             state = await self._line.call(
-                "sampling.retrieve", request_id, wait_s, wait_s=wait_s, patience_s=wait_s
+                "sampling.retrieve",
+                *(request_id, wait_s, announce_above),
+                wait_s=wait_s,
+                patience_s=wait_s,
             )
         except EngineAway as error:
             return _while_away(self._line, error)

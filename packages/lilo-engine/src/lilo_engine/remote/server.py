@@ -198,12 +198,12 @@ def _polls(answering: Answering, request: Request) -> dict[str, _Method]:
     """The methods that wait as long as the client that asks is there."""
     engine, sampling, polls = answering.engine, answering.sampling, answering.polls
 
-    async def retrieve(request_id: str, wait_s: float) -> object:
-        look = partial(engine.retrieve, RequestId(request_id))
+    async def retrieve(request_id: str, wait_s: float, announce_above: int | None) -> object:
+        look = partial(engine.retrieve, RequestId(request_id), announce_above=announce_above)
         return await polls.answer(request, look, wait_s, pending=_is_pending)
 
-    async def retrieve_sample(request_id: str, wait_s: float) -> object:
-        look = partial(sampling.retrieve, request_id)
+    async def retrieve_sample(request_id: str, wait_s: float, announce_above: int | None) -> object:
+        look = partial(sampling.retrieve, request_id, announce_above=announce_above)
         return await polls.answer(request, look, wait_s, pending=_is_pending)
 
     async def completions(whose: tuple[str, int], cursor: int, wait_s: float) -> Completions:

@@ -48,20 +48,6 @@ def result_json(result: Result) -> JsonBody:
             assert_never(result)
 
 
-def payload_bytes(result: Passed | SampleResult) -> int:
-    """About how large the protobuf body of a result is, without building it."""
-    if isinstance(result, Passed):
-        return sum(len(tensor.data) + 16 for tensor in result.logprobs)
-    size = len(result.prompt_logprobs or b"") + _topk_bytes(result.topk_prompt)
-    if result.target_scores is not None:
-        size += len(result.target_scores.logprobs)
-    if result.alt_tokens is not None:
-        size += 3 * len(result.alt_tokens.logprobs)
-    for sequence in result.sequences:
-        size += len(sequence.tokens) + len(sequence.logprobs) + _topk_bytes(sequence.topk) + 16
-    return size
-
-
 def passed_protobuf(result: Passed) -> bytes:
     """A pass as `ForwardBackwardOutput`, with one record for each run of equal trailing shapes."""
     message = pb.ForwardBackwardOutput(loss_fn_output_type=RECORD, metrics=result.metrics)
@@ -172,10 +158,6 @@ def _alternatives(drawn: AltTokens) -> pb.PromptAltTokens:
         tokens=pb.Tensor(dtype=pb.DTYPE_INT64, shape=shape, dense=ids.tobytes()),
         logprobs=pb.Tensor(dtype=pb.DTYPE_FLOAT32, shape=shape, dense=drawn.logprobs),
     )
-
-
-def _topk_bytes(topk: TopK | None) -> int:
-    return 0 if topk is None else len(topk.token_ids) + len(topk.logprobs)
 
 
 def _saved_json(result: Saved) -> JsonBody:

@@ -160,28 +160,32 @@ class Front:
         await self.control.runs.refuse_ended(wanted.model_id)
         return await self.engine.create_model(wanted)
 
-    async def retrieve(self, request_id: str, wait_s: float) -> FutureState:
-        """The state of an operation, waiting up to `wait_s` for it to finish.
+    async def retrieve(
+        self, request_id: str, wait_s: float, announce_above: int | None
+    ) -> FutureState:
+        """The state of an operation; see `EngineClient.retrieve`.
 
         Raises:
             Gone: its model ended, also with an earlier engine.
             NotFound: there is no such request.
         """
         try:
-            return await self.engine.retrieve(RequestId(request_id), wait_s)
+            return await self.engine.retrieve(RequestId(request_id), wait_s, announce_above)
         except NotFound:
             await self.control.runs.refuse_ended(request_id.rpartition(":")[0])
             raise
 
-    async def retrieve_sample(self, request_id: str, wait_s: float) -> SampleState:
-        """The state of a sample, waiting up to `wait_s` for it to finish.
+    async def retrieve_sample(
+        self, request_id: str, wait_s: float, announce_above: int | None
+    ) -> SampleState:
+        """The state of a sample; see `SamplingClient.retrieve`.
 
         Raises:
             Gone: it went with an earlier engine; sent again, it is done anew.
             NotFound: there is no such request.
         """
         try:
-            return await self.sampling.retrieve(request_id, wait_s)
+            return await self.sampling.retrieve(request_id, wait_s, announce_above)
         except NotFound as error:
             session_id = request_id.removeprefix(SAMPLE_PREFIX).rpartition(":")[0]
             with contextlib.suppress(NotFound):

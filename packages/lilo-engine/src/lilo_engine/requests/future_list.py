@@ -9,7 +9,6 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from lilo_engine.requests import encode
 from lilo_engine.requests.body import read_json
 from lilo_engine.requests.front import front_of, view_of
 from lilo_engine.requests.json_response import json_response
@@ -55,7 +54,7 @@ async def join_sampling_session(request: Request) -> Response:
 def _completion(request_id: str, outcome: Outcome) -> dict[str, object]:
     if not isinstance(outcome, Sampled):
         return {"state": "failed", "request_id": request_id}
-    size_bytes = encode.payload_bytes(outcome.result)
+    size_bytes = outcome.result.size_bytes
     return {
         "state": "finished",
         "request_id": request_id,

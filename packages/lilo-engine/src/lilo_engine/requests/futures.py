@@ -33,18 +33,19 @@ async def retrieve_future(request: Request) -> Response:
     front = front_of(request)
     wire = await read_json(request, RetrieveFutureBody, front.settings.body)
     await _check(view_of(request), wire.request_id)
-    state = await _state(front, request, wire.request_id)
+    announce_above = front.settings.inline_result_bytes if wire.allow_metadata_only else None
+    state = await _state(front, request, wire.request_id, announce_above)
     match state:
         case Pending():
             return _pending(state)
         case Failed():
             return _failed(state.error)
         case Complete(result=Passed() as passed):
-            return await _large(front, request, wire, passed)
+            return await _large(request, passed, announce_above)
         case Complete():
             return json_response(encode.result_json(state.result))
         case Sampled():
-            return await _large(front, request, wire, state.result)
+            return await _large(request, state.result, announce_above)
 
 
 @router.post("/cancel_future")
@@ -75,12 +76,12 @@ async def _check(view: View, request_id: str) -> None:
 
 
 async def _state(
-    front: Front, request: Request, request_id: str
+    front: Front, request: Request, request_id: str, announce_above: int | None
 ) -> Pending | Complete | Failed | Sampled:
     async def look(wait_s: float) -> Pending | Complete | Failed | Sampled:
         if request_id.startswith(SAMPLE_PREFIX):
-            return await front.retrieve_sample(request_id, wait_s)
-        return await front.retrieve(request_id, wait_s)
+            return await front.retrieve_sample(request_id, wait_s, announce_above)
+        return await front.retrieve(request_id, wait_s, announce_above)
 
     return await front.polls.answer(
         request,
@@ -102,11 +103,11 @@ def _failed(error: LiloError) -> Response:
 
 
 async def _large(
-    front: Front, request: Request, wire: RetrieveFutureBody, result: Passed | SampleResult
+    request: Request, result: Passed | SampleResult, announce_above: int | None
 ) -> Response:
     """A pass or a sample: announced first when it is big and the client asked for that, then binary."""
-    size_bytes = encode.payload_bytes(result)
-    if wire.allow_metadata_only and size_bytes > front.settings.inline_result_bytes:
+    size_bytes = result.size_bytes
+    if announce_above is not None and size_bytes > announce_above:
         return json_response({"status": "complete_metadata", "response_payload_size": size_bytes})
     if PROTOBUF in request.headers.get("accept", ""):
         data = await off_loop(size_bytes, lambda: _binary(result))

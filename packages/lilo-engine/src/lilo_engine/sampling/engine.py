@@ -133,6 +133,23 @@ class SampleResult:
     target_scores: TargetScores | None = None
     alt_tokens: AltTokens | None = None
 
+    @property
+    def size_bytes(self) -> int:
+        """About what its protobuf body takes, without building it."""
+        size = len(self.prompt_logprobs or b"") + _topk_bytes(self.topk_prompt)
+        if self.target_scores is not None:
+            size += len(self.target_scores.logprobs)
+        if self.alt_tokens is not None:
+            # On the wire its tokens are int64.
+            size += 3 * len(self.alt_tokens.logprobs)
+        for sequence in self.sequences:
+            size += len(sequence.tokens) + len(sequence.logprobs) + _topk_bytes(sequence.topk) + 16
+        return size
+
+
+def _topk_bytes(topk: TopK | None) -> int:
+    return 0 if topk is None else len(topk.token_ids) + len(topk.logprobs)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerInfo:

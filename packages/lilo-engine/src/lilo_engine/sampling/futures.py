@@ -153,8 +153,10 @@ class SampleFutures:
             self._unfetched_bytes += _size_bytes(future)
             self._trim()
 
-    def fetched(self, future: SampleFuture) -> None:
-        """Note that the answer was handed out."""
+    def fetched(self, future: SampleFuture, announce_above: int | None = None) -> None:
+        """Note that the answer was handed out, or only announced because it has more than so many bytes."""
+        if announce_above is not None and _size_bytes(future) > announce_above:
+            return
         if self._unfetched.pop(future.request_id, None) is not None:
             self._unfetched_bytes -= _size_bytes(future)
             self._fetched[future.request_id] = future
@@ -226,12 +228,4 @@ def _size_bytes(future: SampleFuture) -> int:
     """Payload of an answer; an error counts as nothing."""
     if not isinstance(future.outcome, Sampled):
         return 0
-    result = future.outcome.result
-    tops = [result.topk_prompt, *[sequence.topk for sequence in result.sequences]]
-    return (
-        sum(len(sequence.tokens) + len(sequence.logprobs) for sequence in result.sequences)
-        + len(result.prompt_logprobs or b"")
-        + (len(result.target_scores.logprobs) if result.target_scores is not None else 0)
-        + (2 * len(result.alt_tokens.logprobs) if result.alt_tokens is not None else 0)
-        + sum(len(top.token_ids) + len(top.logprobs) for top in tops if top is not None)
-    )
+    return future.outcome.result.size_bytes

@@ -164,8 +164,12 @@ class SamplingManager:
             self._tasks.start_soon(self._answer, future, adapter, request, claim)
         return SampleTicket(request_id=future.request_id, sequence_ids=future.sequence_ids)
 
-    async def retrieve(self, request_id: str, wait_s: float) -> SampleState:
+    async def retrieve(
+        self, request_id: str, wait_s: float, announce_above: int | None = None
+    ) -> SampleState:
         """The state of a request, waiting up to `wait_s` for it to finish; an answer can be fetched again.
+
+        One of more than `announce_above` bytes is only announced: it is kept as one that nobody has seen.
 
         Raises:
             NotFound: there is no such request, or its answer was forgotten.
@@ -178,7 +182,7 @@ class SamplingManager:
             if self._supervisor.serving is not None:
                 return Pending()
             return Pending(queue_state="paused_capacity", reason="the sampling engine is starting")
-        self._futures.fetched(future)
+        self._futures.fetched(future, announce_above)
         return future.outcome
 
     async def cancel(self, request_id: str) -> None:
