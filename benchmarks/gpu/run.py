@@ -74,6 +74,11 @@ CASES = (
     Case("check_passes", limit_s=120.0),
     Case("check_delta", limit_s=120.0),
     Case("check_sampler", limit_s=120.0),
+    Case(
+        "sampler",
+        limit_s=300.0,
+        small=("--model", "small", "--tokens", "8", "--long", "64", "--rounds", "1"),
+    ),
     Case("step_exactness", limit_s=120.0, small=(*_SMALL, "--tokens", "128")),
     Case("two", limit_s=240.0, gpus=2, small=(*_SMALL, "--runs", "tp:64", "cp:64")),
 )

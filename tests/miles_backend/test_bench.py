@@ -1,4 +1,4 @@
-"""`lilo bench trainer`: what it measures is one computation done in several ways."""
+"""`lilo bench trainer` and `lilo bench sampler`: what they measure is one computation done in several ways."""
 
 from __future__ import annotations
 
@@ -58,3 +58,46 @@ def test_a_missing_gpu_is_one_sentence() -> None:
     done = CliRunner().invoke(build("bench"), ["bench", "trainer", "--device", "cuda"])
     assert done.exit_code == 1
     assert "--device cpu" in done.output
+
+
+@pytest.mark.slow
+def test_the_sampler_and_its_peers_are_measured_on_the_same_weights_in_every_section() -> None:
+    small = "--sequences 1 --sequences 4 --prompt-tokens 8 --new-tokens 4 --long-tokens 40 --adapters 2 --rounds 1"
+    done = CliRunner().invoke(build("bench"), ["bench", "sampler", "--json", *small.split()])
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    assert report["agreement"]["largest_difference_of_logprobs"] <= 1e-4
+    cases = {name: list(found) for name, found in report.items() if name != "settings"}
+    assert cases == {
+        "agreement": ["largest_difference_of_logprobs"],
+        "one_prompt": ["1", "4"],
+        "many_prompts": ["1", "4"],
+        "adapters": ["4 of 2 adapters"],
+        "prefill": ["40 tokens"],
+        "publish": ["lora_rank 16"],
+    }
+    for name in list(cases)[1:]:
+        for figures in report[name].values():
+            unit = "s" if name in ("prefill", "publish") else "tokens_per_s"
+            assert all(figures[f"{who}_{unit}"] > 0 for who in ("ours", "peft", "merged"))
+            ratio = (
+                figures["peft_cpu_s"] / figures["ours_cpu_s"]
+                if unit == "s"
+                else (figures["ours_tokens_per_cpu_s"] / figures["peft_tokens_per_cpu_s"])
+            )
+            assert figures["ours_against_peft"] == pytest.approx(ratio)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--section speed", "one_prompt, many_prompts, adapters, prefill, publish"),
+        ("--device tpu", "choose cuda or cpu"),
+        ("--new-tokens 2000", "over the context of 1024"),
+        ("--definition smollm2_135", "smollm2_135m"),
+    ],
+)
+def test_what_the_sampler_bench_cannot_measure_is_one_sentence(arguments: str, words: str) -> None:
+    done = CliRunner().invoke(build("bench"), ["bench", "sampler", *arguments.split()])
+    assert done.exit_code == 1
+    assert words in done.output

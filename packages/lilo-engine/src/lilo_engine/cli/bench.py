@@ -1,13 +1,14 @@
 """`lilo bench engine`: what the engine costs on this machine; with `--simulate`, how it shares among thousands.
 
 Other packages add what they measure through the entry-point group `lilo.benches`, a function each: `lilo bench trainer`
-is the trainer's own.
+and `lilo bench sampler` are lilo-miles-backend's.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, cast
@@ -26,7 +27,7 @@ from lilo_engine.simulate.workload import Workload
 
 app = typer.Typer(
     name="bench",
-    help="Measure the engine and the trainer on this machine.",
+    help="Measure the engine, the trainer and the sampler on this machine.",
     no_args_is_help=True,
     add_completion=False,
 )
@@ -39,18 +40,22 @@ def _add_others(app: typer.Typer) -> None:
     points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
     for point in points:
         app.command(point.name)(point.load())
-    if not points:
+    for name in () if points else ("sampler", "trainer"):
+        app.command(name)(_missing(name))
 
-        @app.command("trainer")
-        def trainer() -> None:  # pyright: ignore[reportUnusedFunction]  # typer keeps it
-            """Comes with lilo-miles-backend."""
-            typer.echo("lilo bench trainer: pip install 'lilo-miles-backend[bench]'", err=True)
-            raise typer.Exit(1)
+
+def _missing(name: str) -> Callable[[], None]:
+    def missing() -> None:
+        """Comes with lilo-miles-backend."""
+        typer.echo(f"lilo bench {name}: pip install 'lilo-miles-backend[bench]'", err=True)
+        raise typer.Exit(1)
+
+    return missing
 
 
 @app.callback()
 def bench() -> None:
-    """Measure the engine and the trainer on this machine."""
+    """Measure the engine, the trainer and the sampler on this machine."""
 
 
 @app.command("engine")

@@ -44,7 +44,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "lilo_engine.cli.deploy:deploy",
             "Rent machines for a definition; --dry-run prints what would be created.",
         ),
-        "bench": ("lilo_engine.cli.bench:app", "Measure the engine; --simulate: many clients."),
+        "bench": (
+            "lilo_engine.cli.bench:app",
+            "Measure the engine, the trainer, the sampler; --simulate: many clients.",
+        ),
         "trace": ("lilo_engine.cli.trace:trace", "Write the timeline of a server's lanes."),
         "report": ("lilo_engine.cli.report:report", "Where the time of a run went."),
         "keys": ("lilo_engine.cli.keys:app", "API keys: make, list, revoke."),

@@ -1,1 +1,1 @@
-"""Bench: measures the trainer's arithmetic against Hugging Face + PEFT on the same machine: `lilo bench trainer`."""
+"""Bench: measures trainer and sampler against Hugging Face + PEFT on the same machine: `lilo bench trainer`, `lilo bench sampler`."""
