@@ -21,9 +21,10 @@ class Places:
     """Position of each token in its row, int64."""
     length: int
     """Positions of the cache that any of them may look at."""
-    mask_B1QS: torch.Tensor
+    mask_B1QS: torch.Tensor | None
     """0 where a query looks and minus infinity where not, in the model's type: attention would otherwise make it again
-    in every layer. The heads that share a key and value head stand below each other."""
+    in every layer. The heads that share a key and value head stand below each other. None: every row begins here, so
+    that token t looks at the first t + 1 positions, which kernels know without a mask, and skip the other half."""
     cos_B1TR: torch.Tensor
     sin_B1TR: torch.Tensor
     real_BT: torch.Tensor | None
@@ -58,17 +59,21 @@ def make_places(
     places_BT = table[0][:, None] + steps
     angles = places_BT[:, None, :, None].float() * frequencies
     angles = torch.cat([angles, angles], dim=-1)
-    seen = torch.arange(length, device=device)
-    hidden_BTS = seen[None, None] > places_BT[:, :, None]
-    mask_BTS = hidden_BTS.to(dtype).masked_fill(hidden_BTS, float("-inf"))
     whole = all(count == width for count in counts)
     return Places(
         rows_B1=torch.arange(len(starts), device=device)[:, None],
         places_BT=places_BT,
         length=length,
-        mask_B1QS=mask_BTS[:, None].repeat(1, 1, shared_by, 1),
+        mask_B1QS=_mask(places_BT, length, shared_by, dtype) if any(starts) else None,
         cos_B1TR=angles.cos().to(dtype),
         sin_B1TR=angles.sin().to(dtype),
         real_BT=None if whole else steps[None] < table[1][:, None],
         counts_B=table[1],
     )
+
+
+def _mask(places_BT: torch.Tensor, length: int, shared_by: int, dtype: torch.dtype) -> torch.Tensor:
+    seen = torch.arange(length, device=places_BT.device)
+    hidden_BTS = seen[None, None] > places_BT[:, :, None]
+    mask_BTS = hidden_BTS.to(dtype).masked_fill(hidden_BTS, float("-inf"))
+    return mask_BTS[:, None].repeat(1, 1, shared_by, 1)

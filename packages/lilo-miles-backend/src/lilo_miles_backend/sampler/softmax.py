@@ -105,11 +105,7 @@ class SoftmaxMixer:
         k = self._turned(k.view(rows, count, kv_heads, dim), self.k_norm, places)
         cache.write(k, v.view(rows, count, kv_heads, dim).transpose(1, 2), places)
         keys, values = cache.read(rows, places.length)
-        # Query heads that share a key-value head stand below each other as more queries: nothing is repeated.
-        grouped = q.reshape(rows, kv_heads, -1, dim)
-        out = functional.scaled_dot_product_attention(
-            grouped, keys, values, attn_mask=places.mask_B1QS
-        )
+        out = _attention(q, keys, values, places.mask_B1QS)
         # Which strides come back depends on the device.
         out = out.reshape(rows, heads, count, dim).transpose(1, 2)
         if gate is not None:
@@ -123,6 +119,24 @@ class SoftmaxMixer:
         if weight is not None:
             x_BTHD = rms_norm(x_BTHD, weight, self.eps)
         return _rotate(x_BTHD.transpose(1, 2), places.cos_B1TR, places.sin_B1TR)
+
+
+def _attention(
+    q_BHTD: torch.Tensor,
+    keys_BHSD: torch.Tensor,
+    values_BHSD: torch.Tensor,
+    mask_B1QS: torch.Tensor | None,
+) -> torch.Tensor:
+    if mask_B1QS is None:
+        return functional.scaled_dot_product_attention(
+            q_BHTD, keys_BHSD, values_BHSD, is_causal=True, enable_gqa=True
+        )
+    # Query heads that share a key-value head stand below each other as more queries: nothing is repeated.
+    rows, kv_heads, _, dim = keys_BHSD.shape
+    grouped = q_BHTD.reshape(rows, kv_heads, -1, dim)
+    return functional.scaled_dot_product_attention(
+        grouped, keys_BHSD, values_BHSD, attn_mask=mask_B1QS
+    )
 
 
 def _rotate(x_BHTD: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
