@@ -6,6 +6,7 @@ The checkpoints themselves, without models, are in `checkpoints/test_sharded.py`
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from lilo_engine.operations.reference import CheckpointRef
 from lilo_miles_backend.adapter_state import AdapterState, flat_tensors
 from lilo_miles_backend.checkpoints import load_training
 from lilo_miles_backend.rank_commands import Capture, CreateAdapter, Fetch, Load, Persist
+from lilo_miles_backend.ranks.frozen import Frozen
 from lilo_volume import LocalVolume, open_named
 from safetensors.torch import load_file
 
@@ -65,8 +67,12 @@ def waiting(rank: Any) -> int:
 
 def frozen(rank: Any) -> int:
     """Elements that wait in captures."""
-    held = rank._storage._captures._waiting.values()
-    return sum(t.numel() for one in held for t in flat_tensors(one.state).values())
+    held, count = rank._storage._captures._waiting, 0
+    for capture_id, one in held.items():
+        tensors = one.frozen.on_host()  # once: so they are put back
+        held[capture_id] = dataclasses.replace(one, frozen=Frozen(lambda tensors=tensors: tensors))
+        count += sum(t.numel() for t in tensors.values())
+    return count
 
 
 def save(ranks: World, kind: str, name: str) -> Published:

@@ -1,15 +1,19 @@
 """Sampler snapshots: what PEFT loads and computes is what the adapter says; an empty one is never published."""
 
 import dataclasses
+import io
 import json
 import logging
 import os
 
 import pytest
+import safetensors.torch
 import torch
 from lilo_engine.errors import CommandFailed, InvalidRequest
 from lilo_engine.operations.lora_metadata import lora_from_metadata
 from lilo_miles_backend.checkpoints import persist_sampler
+from lilo_miles_backend.checkpoints.safetensors_file import write_safetensors
+from lilo_miles_backend.checkpoints.sampler import peft_tensors
 from lilo_volume import SoloGroup, catalogue
 from lilo_volume.testing import run_ranks
 from peft import PeftModel
@@ -112,3 +116,10 @@ def test_rank_zero_writes_for_all(volume, state):
     assert outcomes[0] == outcomes[1]
     (found,) = catalogue(volume)
     assert [receipt.files != () for receipt in found.manifest.receipts] == [True, False]
+
+
+def test_the_file_is_byte_for_byte_that_of_safetensors(state):
+    tensors = peft_tensors(state) | {'\u00e9 "odd" \\ name': torch.ones(2, 3)}
+    written = io.BytesIO()
+    write_safetensors(written, tensors, {"format": "pt"})
+    assert written.getvalue() == safetensors.torch.save(tensors, metadata={"format": "pt"})

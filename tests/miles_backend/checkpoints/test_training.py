@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import pickletools
+import resource
 import subprocess
 import sys
 import warnings
@@ -167,6 +168,17 @@ def test_a_full_disk_is_an_error_of_the_command_and_nothing_is_published(
     monkeypatch.undo()
     assert catalogue(volume) == []
     save(volume, state)
+
+
+def test_a_shard_that_finds_no_room_half_way_says_what_the_system_said(volume, state):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, limits[1]))
+    try:
+        with pytest.raises(CommandFailed, match="File too large"):
+            save(volume, state)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert catalogue(volume) == []
 
 
 @pytest.mark.parametrize("file_name", ["__0_0.distcp", ".metadata", "checkpoint.json"])

@@ -11,10 +11,17 @@ import io
 import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import IO, Any, cast
 
 import torch
-from lilo_volume import Attempt, Group, PublishRefused, decided_by_rank_zero, done_by_every_rank
+from lilo_volume import (
+    Attempt,
+    DigestingFile,
+    Group,
+    PublishRefused,
+    decided_by_rank_zero,
+    done_by_every_rank,
+)
 from torch.distributed.checkpoint.filesystem import (
     CURRENT_DCP_VERSION,
     DEFAULT_SUFFIX,
@@ -30,12 +37,14 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
+from torch.utils.serialization import config as save_settings
 
 from lilo_miles_backend.adapter_state import uncovered
 from lilo_miles_backend.checkpoints.planners import ShardSavePlanner
 from lilo_miles_backend.shards import FactorShard
 
 METADATA_NAME = ".metadata"
+_SMALL_BYTES = 4096
 
 
 class AttemptWriter(StorageWriter):
@@ -69,10 +78,10 @@ class AttemptWriter(StorageWriter):
             name = f"__{self._rank}_0{DEFAULT_SUFFIX}"
             with self._attempt.create(name) as file:
                 for item in plan.items:
-                    data = _serialised(planner, item)
-                    info = _StorageInfo(name, file.tell(), len(data))
-                    file.write(data)
-                    results.append(WriteResult(item.index, len(data), info))
+                    start = file.tell()
+                    length = _write_item(planner, item, file)
+                    info = _StorageInfo(name, start, length)
+                    results.append(WriteResult(item.index, length, info))
         written.set_result(results)
         return written
 
@@ -182,20 +191,61 @@ def expected_files(metadata: Metadata) -> set[str]:
     return {info.relative_path for info in infos.values()} | {METADATA_NAME}
 
 
-def _serialised(planner: SavePlanner, item: WriteItem) -> bytes:
-    """The bytes of one item, as torch's own writer makes them.
+def _write_item(planner: SavePlanner, item: WriteItem, file: DigestingFile) -> int:
+    """Append one item as torch's own writer makes it; the number of its bytes.
 
-    Not `getbuffer()`: when a failed write keeps such a view alive in a traceback, collecting it crashes Python 3.12.1
-    (and raises in others). `getvalue()` of a buffer that nobody else holds copies nothing either.
+    Straight into the file, and without checksums of zip records, which no reader of these looks at: a buffer in between
+    and the checksums are made with the interpreter held, which the thread that trains waits for. The file is digested.
     """
-    data = planner.resolve_data(item)
+    data, start = planner.resolve_data(item), file.tell()
     if item.type == WriteItemType.BYTE_IO:
         assert isinstance(data, io.BytesIO), "torch resolves byte items to BytesIO"
-        return data.getvalue()
+        return file.write(data.getvalue())
     assert isinstance(data, torch.Tensor), "torch resolves all other items to tensors"
     data = data.detach().cpu()
     if data.untyped_storage().nbytes() != data.numel() * data.element_size():
         data = data.clone()  # of a view, torch would save the whole storage
-    buffer = io.BytesIO()
-    torch.save(data, buffer)
-    return buffer.getvalue()
+    out = _Out(file)
+    try:
+        with cast(Any, save_settings).patch("save.compute_crc32", False):
+            torch.save(data, cast(IO[bytes], out))
+    except RuntimeError:
+        # What torch says when it cannot write to a file is not what the file said.
+        if out.error is not None:
+            raise out.error from None
+        raise
+    return file.tell() - start
+
+
+class _Out:
+    """A file as `torch.save` wants one, which remembers why it could not be written to.
+
+    The dozens of bytes of zip records are put together here: a call of the file for each would take longer than all
+    the rest.
+    """
+
+    def __init__(self, file: DigestingFile) -> None:
+        self._file = file
+        self._small = bytearray()
+        self.error: OSError | None = None
+
+    def write(self, data: memoryview) -> int:
+        """Append."""
+        if len(data) < _SMALL_BYTES:
+            self._small += data
+        else:
+            self.flush()
+            self._put(data)
+        return len(data)
+
+    def flush(self) -> None:
+        """Hand over what was put together."""
+        small, self._small = self._small, bytearray()
+        self._put(small)
+
+    def _put(self, data: memoryview | bytearray) -> None:
+        try:
+            self._file.write(data)
+        except OSError as error:
+            self.error = self.error or error
+            raise

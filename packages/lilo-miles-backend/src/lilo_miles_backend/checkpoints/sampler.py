@@ -13,10 +13,10 @@ import torch
 from lilo_engine.commands.command import Destination, Published
 from lilo_engine.errors import CommandFailed
 from lilo_volume import Attempt, Group, Volume
-from safetensors.torch import save
 
 from lilo_miles_backend.adapter_state import AdapterState
 from lilo_miles_backend.checkpoints.publication import ONE_RANK, publish
+from lilo_miles_backend.checkpoints.safetensors_file import write_safetensors
 
 ADAPTER_NAME = "adapter_model.safetensors"
 CONFIG_NAME = "adapter_config.json"
@@ -47,7 +47,7 @@ def persist_sampler(
             return None
         tensors, config = peft_tensors(state), peft_config(state)
         with attempt.create(ADAPTER_NAME) as file:
-            file.write(save(tensors, metadata={"format": "pt"}))
+            write_safetensors(file, tensors, {"format": "pt"})
         with attempt.create(CONFIG_NAME) as file:
             file.write(json.dumps(config, indent=2, sort_keys=True).encode())
         return {ADAPTER_NAME, CONFIG_NAME}

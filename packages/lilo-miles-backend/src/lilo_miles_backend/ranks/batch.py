@@ -80,6 +80,8 @@ class BatchRunner:
             levels=levels.of,
             cost=work.cost,
         )
+        self.pass_bytes = levels.pass_bytes
+        """Most that a pass is planned to take beside what this rank holds throughout; None on CPU."""
         self._report = Report(
             device=device,
             parallel=self._parallel,

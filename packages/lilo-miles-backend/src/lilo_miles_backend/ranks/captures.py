@@ -1,6 +1,6 @@
 """Captures: what this rank holds of frozen adapters between their capture and their publication.
 
-    keep      by the thread that trains; detached from the device, so that training goes on at once
+    keep      by the thread that trains, which goes on at once: on a GPU what is kept may still lie there (`frozen.py`)
     persist   by the threads that publish: a training state by all ranks together, a snapshot by rank 0 alone
 
 What is inside is never changed, so that the lock guards the dictionary alone. Where it waits, in the host's memory or
@@ -24,13 +24,16 @@ from lilo_miles_backend.checkpoints.capture_files import CaptureFiles
 from lilo_miles_backend.checkpoints.outcome import done_alike
 from lilo_miles_backend.checkpoints.publication import TIMEOUT_S
 from lilo_miles_backend.checkpoints.translate import volume_errors
+from lilo_miles_backend.ranks.frozen import Frozen
 
 
 @dataclass(frozen=True, slots=True)
 class _Held:
     kind: CaptureKind
     state: AdapterState
-    """Without its tensors where those wait in a file."""
+    """Without its tensors where those wait elsewhere."""
+    frozen: Frozen | None
+    """Where they wait, if not in a file."""
 
 
 class Captures:
@@ -59,20 +62,33 @@ class Captures:
         self._lock = threading.Lock()
         self._waiting: dict[CaptureId, _Held] = {}
 
-    def keep(self, capture_id: CaptureId, kind: CaptureKind, state: AdapterState) -> None:
+    def keep(
+        self,
+        capture_id: CaptureId,
+        kind: CaptureKind,
+        state: AdapterState,
+        frozen: Frozen | None = None,
+    ) -> None:
         """Hold a frozen state until it is published.
+
+        Args:
+            capture_id: what it will be asked for by.
+            kind: what it will become.
+            state: all of it, or all but its tensors.
+            frozen: those, if `state` is without, by `PART.NAME`.
 
         Raises:
             CommandFailed: it could not be written to where captures wait.
         """
         if self._files is not None:
+            tensors = flat_tensors(state) if frozen is None else frozen.on_host()
             try:
-                self._files.put(capture_id, flat_tensors(state))
+                self._files.put(capture_id, tensors)
             except OSError as error:
                 raise CommandFailed(str(error)) from error
-            state = replace(state, **{part: {} for part in PARTS})
+            state, frozen = replace(state, **{part: {} for part in PARTS}), None
         with self._lock:
-            self._waiting[capture_id] = _Held(kind, state)
+            self._waiting[capture_id] = _Held(kind, state, frozen)
 
     def persist(self, capture_id: CaptureId, destination: Destination) -> Published:
         """Publish a capture and let go of it, whether that succeeds or not.
@@ -114,6 +130,8 @@ class Captures:
         if held is None:
             raise NotFound(f"there is no capture {capture_id!r}; a capture can be persisted once")
         assert held.kind == wanted, f"a {held.kind} capture cannot become one for {wanted}"
+        if held.frozen is not None:
+            return replace(held.state, **tensors_by_part(held.frozen.on_host()))
         if self._files is None:
             return held.state
         try:

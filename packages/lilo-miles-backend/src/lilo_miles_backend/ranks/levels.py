@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from lilo_definitions import Definition
 from lilo_definitions.planner import Job, beside_sampler, levels_of
-from lilo_definitions.planner.memory import memory_of
+from lilo_definitions.planner.memory import held_bytes, memory_of
 from lilo_definitions.trainer import Keep, KeepActivations, Levels
 
 from lilo_miles_backend.ranks.collectives import Axis, collected
@@ -39,6 +39,14 @@ class LayerLevels:
         """The level of each layer for a stream of so many tokens on this rank."""
         self.planned_bytes = lru_cache(_REMEMBERED)(self._planned_bytes)
         """The peak that is planned for it; None on CPU, where nobody counts allocations."""
+
+    @property
+    def pass_bytes(self) -> float | None:
+        """Most that a pass is planned to add to what a rank holds throughout; None on CPU."""
+        if self._job.gpu is None:
+            return None
+        tokens = self._job.tokens_per_rank
+        return memory_of(self._job, "lilo", self.of(tokens)).peak - held_bytes(self._job)
 
     def _of(self, tokens: int) -> Levels:
         if self._keep == "auto":

@@ -35,12 +35,14 @@ from lilo_miles_backend.rank_commands import (
 from lilo_miles_backend.ranks.adapter import Adapter
 from lilo_miles_backend.ranks.batch import BatchRunner
 from lilo_miles_backend.ranks.device import Device
+from lilo_miles_backend.ranks.frozen import Freezer
 from lilo_miles_backend.ranks.losses import LOSS_NAMES
 from lilo_miles_backend.ranks.model import BaseModel
 from lilo_miles_backend.ranks.optimizer import adamw_step
 from lilo_miles_backend.ranks.parallel import Parallel
 from lilo_miles_backend.ranks.place import RankPlace
 from lilo_miles_backend.ranks.residents import Residents
+from lilo_miles_backend.ranks.staging import Staging
 from lilo_miles_backend.ranks.storage import Storage
 from lilo_miles_backend.ranks.warmup import warm_up
 
@@ -167,7 +169,9 @@ class Rank:
             definition, self._model.sites, self._device.torch_device, self._parallel.tp
         )
         self._batches = BatchRunner(definition, self._model, self._residents, self._progress.moved)
-        self._storage = Storage(config, self._parallel, self._residents.shards_of)
+        staging = Staging(self._device.torch_device) if self._device.is_cuda else None
+        freezer = Freezer(staging, self._room)
+        self._storage = Storage(config, self._parallel, self._residents.shards_of, freezer)
         if self._device.is_cuda:
             with self._progress.of("WarmUp"):
                 warm_up(
@@ -177,6 +181,11 @@ class Rank:
                     self._residents,
                     moved=self._progress.moved,
                 )
+
+    def _room(self) -> float:
+        """Bytes of the device that no pass is planned to need; nothing is planned on a CPU."""
+        left, needed = self._device.memory_left(), self._batches.pass_bytes
+        return 0.0 if left is None or needed is None else left - needed
 
     def _step(self, command: StepOptimizer) -> Mapping[str, float]:
         adapter = self._residents.adapter(command.model_id)

@@ -23,7 +23,7 @@ from lilo_volume import Group, LocalVolume, SoloGroup
 from lilo_volume.config import node_id
 from lilo_volume.groups.torch import TorchGroup
 
-from lilo_miles_backend.adapter_state import AdapterState
+from lilo_miles_backend.adapter_state import PARTS, AdapterState
 from lilo_miles_backend.checkpoints import load_training
 from lilo_miles_backend.checkpoints.capture_files import CaptureFiles, sweep
 from lilo_miles_backend.checkpoints.publication import TIMEOUT_S
@@ -31,10 +31,10 @@ from lilo_miles_backend.checkpoints.translate import volume_errors
 from lilo_miles_backend.rank_commands import Capture, Fetch, Load, Persist
 from lilo_miles_backend.ranks.adapter import Adapter
 from lilo_miles_backend.ranks.captures import Captures
+from lilo_miles_backend.ranks.frozen import Freezer
 from lilo_miles_backend.ranks.gather import whole_tensors
 from lilo_miles_backend.ranks.parallel import Parallel
 from lilo_miles_backend.ranks.share import share_of
-from lilo_miles_backend.ranks.transfer import frozen
 from lilo_miles_backend.ranks.view_guard import ViewGuard
 from lilo_miles_backend.shards import FactorShard
 
@@ -45,12 +45,15 @@ ShardsOf = Callable[[LoraSpec], Mapping[str, FactorShard]]
 class Storage:
     """One rank's side of saving and loading."""
 
-    def __init__(self, config: BackendConfig, parallel: Parallel, shards_of: ShardsOf) -> None:
+    def __init__(
+        self, config: BackendConfig, parallel: Parallel, shards_of: ShardsOf, freezer: Freezer
+    ) -> None:
         """Open this node's view of the volume and meet the other ranks over the group for checkpoints."""
         definition = config.definition
         self._base_model = definition.model.name
         self._parallel = parallel
         self._shards_of = shards_of
+        self._freezer = freezer
         self._volume = open_checkpoints(Path(config.checkpoints_root))
         self._group = _group_of(parallel)
         topology = definition.topology
@@ -70,22 +73,25 @@ class Storage:
     def capture(self, command: Capture, adapter: Adapter) -> None:
         """Freeze this rank's share of an adapter; rank 0 gets all of it if it is to be sampled from."""
         if command.kind == "training":
-            state = self._share(adapter)
+            frozen = self._freezer.freeze(self._share(adapter))
         elif self._parallel.rank < self._parallel.tp.size:  # rank 0 and those with its other parts
-            state = AdapterState(
-                base_model=self._base_model,
-                spec=adapter.spec,
-                optimizer_step=adapter.optimizer_step,
-                weights=whole_tensors(
-                    adapter.named(adapter.weights), adapter.shards, self._parallel.tp
-                ),
-                exp_avg={},
-                exp_avg_sq={},
-            )
+            weights = {f"weights.{n}": t for n, t in adapter.named(adapter.weights).items()}
+            shards = {f"weights.{n}": shard for n, shard in adapter.shards.items()}
+            frozen = whole_tensors(weights, shards, self._parallel.tp, self._freezer)
         else:
             return
-        if command.kind == "training" or self._parallel.rank == 0:
-            self._captures.keep(command.capture_id, command.kind, state)
+        if frozen is None:
+            return
+        state = AdapterState(
+            base_model=self._base_model,
+            spec=adapter.spec,
+            optimizer_step=adapter.optimizer_step,
+            weights={},
+            exp_avg={},
+            exp_avg_sq={},
+            shards=adapter.shards if command.kind == "training" else {},
+        )
+        self._captures.keep(command.capture_id, command.kind, state, frozen)
 
     def persist(self, command: Persist) -> Published:
         """Publish a capture: a training state together with all ranks, a snapshot as rank 0 alone."""
@@ -147,25 +153,18 @@ class Storage:
                 self._files.settle()
             yield
 
-    def _share(self, adapter: Adapter) -> AdapterState:
-        """What this rank will write of an adapter, detached on the CPU."""
+    def _share(self, adapter: Adapter) -> dict[str, torch.Tensor]:
+        """What this rank will write of an adapter, as it lies there, by `PART.NAME`."""
         world, peers = self._parallel.world, self._parallel.dp_cp
         names = share_of(
             adapter.shards, everybody=(world.rank, world.size), peers=(peers.rank, peers.size)
         )
-
-        def share(buffer: torch.Tensor) -> dict[str, torch.Tensor]:
-            return frozen({n: t for n, t in adapter.named(buffer).items() if n in names})
-
-        return AdapterState(
-            base_model=self._base_model,
-            spec=adapter.spec,
-            optimizer_step=adapter.optimizer_step,
-            weights=share(adapter.weights),
-            exp_avg=share(adapter.exp_avg),
-            exp_avg_sq=share(adapter.exp_avg_sq),
-            shards=adapter.shards,
-        )
+        return {
+            f"{part}.{name}": tensor
+            for part in PARTS
+            for name, tensor in adapter.named(getattr(adapter, part)).items()
+            if name in names
+        }
 
     def _placed(
         self,

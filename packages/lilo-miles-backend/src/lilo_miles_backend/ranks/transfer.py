@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -51,14 +50,3 @@ def fetching(*tensors: torch.Tensor) -> Fetching:
 def fetched(*tensors: torch.Tensor) -> list[torch.Tensor]:
     """The tensors on the host, all that was queued before them done: the one place where a batch waits."""
     return fetching(*tensors).wait()
-
-
-def frozen(named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Copies on the host that nothing changes any more, each with memory of its own; waits once for all of them.
-
-    From a GPU they come at the speed of the link, through pinned memory, which is reused when they are let go of.
-    """
-    tensors = [tensor.detach() for tensor in named.values()]
-    if all(tensor.device.type == "cpu" for tensor in tensors):
-        return {name: tensor.clone() for name, tensor in zip(named, tensors, strict=True)}
-    return dict(zip(named, fetched(*tensors), strict=True))
