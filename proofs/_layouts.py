@@ -133,10 +133,11 @@ def numbers(row: Row, ranks: World, references: References, multiple: int) -> No
             )
             ours = np.concatenate([one.numpy() for one in output.logprobs])
             found = ranks.gradients(model_id)
-            row.loss = max(row.loss, abs(output.metrics["loss:sum"] - loss) / abs(loss))
             worst = float(np.abs(ours - logprobs).max() / np.abs(logprobs).max())
-            row.logprobs = max(row.logprobs, worst)
-            row.gradients = max(row.gradients, worst_gradient(found, gradients))
+            # Python's own max leaves out what is no number.
+            row.loss = largest(row.loss, abs(output.metrics["loss:sum"] - loss) / abs(loss))
+            row.logprobs = largest(row.logprobs, worst)
+            row.gradients = largest(row.gradients, worst_gradient(found, gradients))
             ranks.drop_gradients(model_id)
     for lora_rank in LORA_RANKS:
         ranks.unload(f"r{lora_rank}")
@@ -149,13 +150,18 @@ def weighted(lengths: tuple[int, ...], rng: np.random.Generator) -> list[ref.Dat
 
 def worst_gradient(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:
     """Largest max|d| / max|ref| over all factors."""
-    largest = max(float(one.abs().max()) for one in wanted.values())
+    most = max(float(one.abs().max()) for one in wanted.values())
     errors: list[float] = []
     for name, one in wanted.items():
         scale = float(one.abs().max())
         difference = float((found[name].double() - one).abs().max())
-        errors.append(difference / (largest if scale < VANISHING * largest else scale))
-    return max(errors)
+        errors.append(difference / (most if scale < VANISHING * most else scale))
+    return largest(*errors)
+
+
+def largest(*errors: float) -> float:
+    """NaN if one of them is."""
+    return float(np.max(errors))
 
 
 def steps(row: Row, ranks: World) -> list[AdapterState]:
@@ -180,7 +186,7 @@ def steps(row: Row, ranks: World) -> list[AdapterState]:
         flat = [ref.flat({name: one[name] for name in names}) for one in gradients]
         theirs = ref.adamw64(ref.flat(start.weights), flat, [params] * STEPS)
         ours = ref.flat({name: end.weights[name] for name in names})
-        row.adamw = max(row.adamw, float(np.abs(ours - theirs).max() / np.abs(theirs).max()))
+        row.adamw = largest(row.adamw, float(np.abs(ours - theirs).max() / np.abs(theirs).max()))
         states.append(end)
     row.replicas = True
     return states

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import resource
 import subprocess
 import sys
@@ -147,9 +148,8 @@ def step(client: tinker.TrainingClient, data: list[types.Datum]) -> float:
 
 
 def largest_difference(left: list[list[float]], right: list[list[float]]) -> float:
-    """The largest |a - b|; infinite if the shapes differ."""
+    """The largest |a - b|; infinite if the shapes differ, or one is no number."""
     if [len(row) for row in left] != [len(row) for row in right]:
         return float("inf")
-    return max(
-        abs(a - b) for x, y in zip(left, right, strict=True) for a, b in zip(x, y, strict=True)
-    )
+    off = [abs(a - b) for x, y in zip(left, right, strict=True) for a, b in zip(x, y, strict=True)]
+    return float("inf") if any(map(math.isnan, off)) else max(off)

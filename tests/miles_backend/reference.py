@@ -273,8 +273,9 @@ def worst(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) 
 
 
 def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    """max|d| / max|ref| of one tensor."""
-    return float((ours.double() - theirs.double()).abs().max() / theirs.double().abs().max())
+    """max|d| / max|ref| of one tensor; infinite where it is no number, which the largest of several would hide."""
+    off = float((ours.double() - theirs.double()).abs().max() / theirs.double().abs().max())
+    return math.inf if math.isnan(off) else off
 
 
 def loss_and_slope(
