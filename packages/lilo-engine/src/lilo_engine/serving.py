@@ -35,6 +35,7 @@ from lilo_engine.operations.operation import (
     OptimStep,
     SaveSampler,
     SaveState,
+    adds_gradients,
 )
 from lilo_engine.operations.roster import Model
 from lilo_engine.saving import Saving
@@ -194,7 +195,8 @@ class Serving:
             try:
                 operation = await self.files.operation(self.work.history.payloads.of(entry))
             except CommandFailed as error:
-                model.window.spoil(f"forward_backward number {entry.seq_id}", error)
+                if entry.operation is not None and adds_gradients(entry.operation):
+                    model.window.spoil(f"forward_backward number {entry.seq_id}", error)
                 self._settle(model, entry, error)
                 self.work.settled(model)
             else:

@@ -98,14 +98,17 @@ class Slots:
             return Create(model) if model.to_be_made.source is None else Prepare(model)
         return self._suspension(now_s) if self.residency.is_short else None
 
-    def cover(self, model: Model) -> Cover | None:
-        """The save of a model that works, if it can begin: between two windows, and with its lane free."""
-        save = _save_of(model)
-        free = not self.lanes.persisting(model.model_id) and self.lanes.is_free_for(save)
-        if model.phase != "ready" or model.loading or not model.window.is_empty or not free:
-            return None
+    def may_cover(self, model: Model) -> bool:
+        """Whether a save of a model that works can begin: between two windows, and with its lane free."""
+        if model.phase != "ready" or model.loading or not model.window.is_empty:
+            return False
+        free = self.lanes.is_free_for(_save_of(model))
+        return free and not self.lanes.persisting(model.model_id)
+
+    def cover(self, model: Model) -> Cover:
+        """That save."""
         self.lanes.reserve("checkpoint", model.model_id)
-        return Cover(model, save)
+        return Cover(model, _save_of(model))
 
     def prepared(self, step: Create) -> None:
         """What a model is made from has been read, or cannot be."""

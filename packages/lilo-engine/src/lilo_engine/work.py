@@ -279,9 +279,11 @@ class Work:
 
     def _cover(self) -> Cover | None:
         """A snapshot of the engine's own, when too much is in none."""
-        model_id = self.history.heaviest()
-        model = None if model_id is None else self.roster.get(model_id)
-        return None if model is None else self.slots.cover(model)
+        model_id = self.history.heaviest(self._may_cover)
+        return None if model_id is None else self.slots.cover(self.roster.resident(model_id))
+
+    def _may_cover(self, model_id: ModelId) -> bool:
+        return self.slots.may_cover(self.roster.resident(model_id))
 
     def _plan(self) -> Plan | None:
         plan = self.scheduler.next_plan()

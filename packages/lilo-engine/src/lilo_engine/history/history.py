@@ -10,7 +10,7 @@ until a step closes it and another snapshot follows. Belongs to the engine's eve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from lilo_engine.history.payloads import Payloads
@@ -162,20 +162,26 @@ class History:
         """Captures are gone; what was done is not."""
         self._marks.clear()
 
-    def heaviest(self) -> ModelId | None:
-        """The model that a snapshot would free most of, if too much is uncovered."""
+    def heaviest(self, able: Callable[[ModelId], bool]) -> ModelId | None:
+        """The model that a snapshot would free most of, of those that can have one now, if too much is uncovered.
+
+        What others hold, who are in the middle of a window, is not counted: no snapshot would free it, and of the rest as
+        much may be uncovered as if they were not there.
+        """
         for model_id in self._long:
             kept = self._models[model_id]
-            if len(kept.done) >= kept.not_before_operations:
+            if len(kept.done) >= kept.not_before_operations and able(model_id):
                 return model_id
-        if self.uncovered_bytes <= self.settings.uncovered_bytes:
+        left_bytes = self.uncovered_bytes
+        if left_bytes <= self.settings.uncovered_bytes:
             return None
-        able = [
-            model_id
-            for model_id, kept in self._models.items()
-            if kept.done and kept.size_bytes >= kept.not_before_bytes
-        ]
-        return max(able, key=lambda model_id: self._models[model_id].size_bytes, default=None)
+        for model_id, kept in sorted(self._models.items(), key=_heavier, reverse=True):
+            if kept.size_bytes >= kept.not_before_bytes and able(model_id):
+                return model_id
+            left_bytes -= kept.size_bytes
+            if left_bytes <= self.settings.uncovered_bytes:
+                return None
+        return None
 
     # Doing it again.
 
@@ -208,6 +214,10 @@ class History:
         self.uncovered_bytes -= _size(done)
         if isinstance(done, Pass):
             self.payloads.give_up(done.payload)
+
+
+def _heavier(one: tuple[ModelId, _Kept]) -> int:
+    return one[1].size_bytes
 
 
 def _size(done: Done) -> int:
