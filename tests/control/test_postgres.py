@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
@@ -59,6 +61,28 @@ async def test_an_emptied_database_is_rebuilt_from_the_manifests(plane):
         connection.execute(sa.text("CREATE SCHEMA public"))
     again = plane.reopened()
     assert {entry.ref.name for entry in await again.checkpoints.of_run(run)} == {"one", "two"}
+
+
+async def test_pages_of_what_was_made_at_one_moment_have_each_once(plane):
+    control = plane.control
+    sessions = [await control.sessions.create(NewSession(), plane.now_s) for _ in range(40)]
+    runs = [await plane.run(session) for session in sessions]
+    for run in runs:
+        await plane.save(run, "one")
+
+    async def pages(listed):
+        return [each for offset in range(0, 40, 7) for each in await listed(7, offset)]
+
+    async def runs_of(limit, offset):
+        return [row.run_id for row in (await control.runs.listed([""], limit, offset)).rows]
+
+    async def checkpoints_of(limit, offset):
+        found, _ = await control.checkpoints.listed([""], limit, offset)
+        return [entry.ref.run_id for entry in found]
+
+    assert sorted(await pages(partial(control.sessions.listed, [""]))) == sorted(sessions)
+    assert sorted(await pages(runs_of)) == sorted(runs)
+    assert sorted(await pages(checkpoints_of)) == sorted(runs)
 
 
 def test_a_database_that_does_not_answer_is_named_without_its_password(tmp_path, monkeypatch):

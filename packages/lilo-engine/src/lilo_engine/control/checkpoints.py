@@ -287,11 +287,10 @@ def no_checkpoint(ref: CheckpointRef, others: Iterable[Entry]) -> str:
 
 
 def _named() -> sa.Select[Any]:
-    return (
-        sa.select(CheckpointRow)
-        .where(~CheckpointRow.unnamed)
-        .order_by(CheckpointRow.created_s.desc(), CheckpointRow.position.desc())
-    )
+    # The key decides between equals: PostgreSQL has no order of its own from page to page.
+    key = (CheckpointRow.run_id, CheckpointRow.kind, CheckpointRow.name)
+    newest = (CheckpointRow.created_s.desc(), CheckpointRow.position.desc())
+    return sa.select(CheckpointRow).where(~CheckpointRow.unnamed).order_by(*newest, *key)
 
 
 def _entries(session: Session, query: sa.Select[Any]) -> list[Entry]:

@@ -133,7 +133,9 @@ class Runs:
 
         def work(session: Session) -> Page:
             theirs = RunRow.owner.in_(owners)
-            query = sa.select(RunRow).where(theirs).order_by(RunRow.last_request_s.desc())
+            # The id decides between equal times: PostgreSQL has no order of its own from page to page.
+            newest = (RunRow.last_request_s.desc(), RunRow.run_id)
+            query = sa.select(RunRow).where(theirs).order_by(*newest)
             total = session.scalar(sa.select(sa.func.count(RunRow.run_id)).where(theirs)) or 0
             return Page(rows=session.scalars(query.limit(limit).offset(offset)).all(), total=total)
 

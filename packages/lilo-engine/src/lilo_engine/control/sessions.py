@@ -189,7 +189,8 @@ class Sessions:
         query = (
             sa.select(SessionRow.session_id)
             .where(SessionRow.owner.in_(owners))
-            .order_by(SessionRow.created_s.desc())
+            # The id decides between equal times: PostgreSQL has no order of its own from page to page.
+            .order_by(SessionRow.created_s.desc(), SessionRow.session_id)
         )
         return await self._records.run(
             lambda session: list(session.scalars(query.limit(limit).offset(offset)))
