@@ -34,6 +34,7 @@ from lilo_engine.deploy.resume import Resume, find_resumes
 from lilo_engine.deploy.snapshots import FILE, Snapshots
 from lilo_engine.deploy.surroundings import Surroundings
 from lilo_engine.errors import ServerError
+from lilo_engine.garbage import Garbage
 from lilo_engine.parts import Parts, ServerSettings
 from lilo_engine.requests.front import Front
 from lilo_engine.storage import open_folder
@@ -150,6 +151,7 @@ class Life:
         failures: list[str] = []
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._leave, server)
+            tasks.start_soon(Garbage(quiet=lambda: not server.server_state.tasks).run)
             tasks.start_soon(self._open, app.state.front, server, listener, resumes, failures)
             tasks.start_soon(self._keep_snapshots, snapshots, parts.data)
             await server.serve(sockets=[listener])

@@ -1,0 +1,63 @@
+"""Garbage: when a server looks through everything in its memory for cycles that nobody needs any more.
+
+Python does so whenever what lives has grown by a quarter, in the middle of anything, and every client is held up
+meanwhile: for 0.1 to 0.3 s when requests of many data are in memory. Here Python looks only through what is young, which
+takes a millisecond, and all of it is looked through at a moment when nothing is asked, if there is one soon enough.
+`WebServer` and `deploy/head.py` run it; it knows nothing of what is served.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from collections.abc import Callable
+
+import anyio
+
+SHARE = 1e-3
+"""Of the time that looks through everything may take."""
+LEAST_S = 10.0
+"""Between two of them."""
+YOUNG, MIDDLE = 2000, 10
+"""Objects more than there were before the youngest are looked through; times that they were before the next older are."""
+
+
+class Garbage:
+    """Of this process; there is one."""
+
+    def __init__(self, quiet: Callable[[], bool], least_s: float = LEAST_S) -> None:
+        """Leave everything as it is.
+
+        Args:
+            quiet: whether nothing is asked just now.
+            least_s: between two looks through everything.
+        """
+        self._quiet = quiet
+        self._least_s = least_s
+
+    async def run(self) -> None:
+        """Look until cancelled; then Python does it again."""
+        before = gc.get_threshold()
+        # What is there now stays until the end, and is never looked through again.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(YOUNG, MIDDLE, sys.maxsize >> 32)
+        wait_s = self._least_s
+        try:
+            while True:
+                await anyio.sleep(wait_s)
+                await self._quiet_moment(wait_s)
+                began = time.perf_counter()
+                gc.collect()
+                wait_s = max(self._least_s, (time.perf_counter() - began) / SHARE)
+        finally:
+            gc.set_threshold(*before)
+
+    async def _quiet_moment(self, limit_s: float) -> None:
+        """Return at one, or when there was none for so long."""
+        ends_s = anyio.current_time() + limit_s
+        while True:
+            if self._quiet() or anyio.current_time() >= ends_s:
+                return
+            await anyio.sleep(self._least_s / 100)
