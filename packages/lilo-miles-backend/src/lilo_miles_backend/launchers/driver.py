@@ -17,7 +17,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future
 from contextlib import nullcontext
 from typing import Any, cast
 
@@ -215,8 +215,7 @@ class DrivenRanks:
         pending = set(posted)
         while pending:
             wait_s = max(0.0, min(end_s - time.monotonic(), BEAT_S))
-            first = concurrent.futures.FIRST_COMPLETED
-            done, pending = concurrent.futures.wait(pending, wait_s, first)
+            done, pending = concurrent.futures.wait(pending, wait_s, FIRST_COMPLETED)
             waiting = [posted[future] for future in pending]
             if faults := self._take(done, posted, answers, waiting):
                 raise self._fail(command, faults)
