@@ -299,6 +299,42 @@ def test_a_refusal_that_finds_no_room_for_its_number_is_sent_again_like_any_requ
     assert "no gradients" in served.finished(step(after)).json()["error"]
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"user_metadata": {"note": "x" * 70_000}},
+        {"user_metadata": {"note": ["x"] * 20_000}},
+        {"display_name": "x" * 2000},
+        {"project_id": "x" * 2000},
+        {"tags": ["x" * 2000]},
+        {"tags": ["x"] * 300},
+    ],
+    ids=lambda body: next(iter(body)),
+)
+def test_notes_that_are_no_notes_are_refused_by_their_name(served, body):
+    refused = served.post("create_session", body)
+    assert refused.status_code == 400
+    assert next(iter(body)) in refused.json()["detail"]
+    assert len(refused.text) < 1000
+
+
+def test_a_checkpoint_with_too_many_notes_uses_up_its_number(served):
+    model_id = served.model()
+    save = {"model_id": model_id, "seq_id": 1, "path": "state"}
+    assert served.post("save_weights", {**save, "user_metadata": {"a": "x" * 70_000}}).is_error
+    kept = served.finished(served.post("save_weights", {**save, "seq_id": 2})).json()
+    assert kept["path"].endswith("/weights/state")
+
+
+def test_a_session_ends_however_much_its_client_says(served):
+    session_id = served.session()
+    said = {"reason": {"type": "errored"}, "detail": "x" * 1_000_000}
+    assert served.post(f"sessions/{session_id}/finish", said).status_code == 200
+    (found,) = served.post("sessions/search", {"session_id": session_id}).json()["sessions"]
+    assert found["status"]["reason"] == {"type": "errored"}
+    assert len(found["status"]["detail"]) == 4096
+
+
 def test_json_that_nests_for_ever_is_refused(served):
     content = b'{"model_id": "m", "seq_id": 1, "x": ' + b"[" * 100_000
     headers = {"Content-Type": "application/json"}

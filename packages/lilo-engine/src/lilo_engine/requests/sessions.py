@@ -18,6 +18,9 @@ from lilo_engine.requests.page import page_of
 from lilo_engine.requests.plain_route import plain_post
 from lilo_engine.requests.wire_json import CreateSessionBody, FinishSessionBody, SessionBody
 
+MAX_DETAIL = 4096
+"""Characters of what a client says at the end of its session: the end of a traceback fits."""
+
 _log = logging.getLogger(__name__)
 router = APIRouter()
 
@@ -109,7 +112,9 @@ async def finish_session(request: Request, session_id: str) -> Response:
     front = front_of(request)
     await view_of(request).check_session(session_id)
     wire = await read_json(request, FinishSessionBody, front.settings.body)
-    reason = finish_reason(wire.reason.type, wire.detail)
+    # Cut, not refused: nothing may keep a session from ending.
+    detail = None if wire.detail is None else wire.detail[:MAX_DETAIL]
+    reason = finish_reason(wire.reason.type, detail)
     await end_session(
         front.control, front.engine, front.sampling, session_id, reason, front.control.clock()
     )

@@ -7,11 +7,25 @@ definition is checked where the definition is known. Passes and steps are in `wi
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
-UserMetadata = dict[str, Any]
+MAX_METADATA_BYTES = 64 * 1024
+"""Of a client's own notes: they are kept in records and manifests, and come with every list."""
+
+
+def _short(metadata: dict[str, Any]) -> dict[str, Any]:
+    size = len(json.dumps(metadata))
+    if size > MAX_METADATA_BYTES:
+        raise ValueError(f"{size} bytes of notes; up to {MAX_METADATA_BYTES} are kept")
+    return metadata
+
+
+UserMetadata = Annotated[dict[str, Any], AfterValidator(_short)]
+Line = Annotated[str, Field(max_length=1024)]
+"""A word or a line of a client's own, which is kept like its notes."""
 SeqId = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 """As wide as the binary form's; the engine says what it thinks of numbers below 1."""
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -31,11 +45,11 @@ class Wire(BaseModel):
 class CreateSessionBody(Wire):
     """POST /create_session."""
 
-    tags: list[str] = []
+    tags: Annotated[list[Line], Field(max_length=256)] = []
     user_metadata: UserMetadata | None = None
-    sdk_version: str = ""
-    display_name: str | None = None
-    project_id: str | None = None
+    sdk_version: Line = ""
+    display_name: Line | None = None
+    project_id: Line | None = None
 
 
 class SessionBody(Wire):
@@ -154,7 +168,7 @@ class LoadWeightsBody(Wire):
 class ProjectBody(Wire):
     """PUT /sessions/{id}/project."""
 
-    project_id: str = Field(min_length=1)
+    project_id: str = Field(min_length=1, max_length=1024)
 
 
 class SearchCursorBody(Wire):
