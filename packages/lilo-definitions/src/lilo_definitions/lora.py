@@ -32,8 +32,8 @@ class Lora(Part):
     """The adapters that can be resident together."""
 
     slots: int = Field(gt=0)
-    """Models that can be trained at the same time; the next `create_model` is refused. Each costs 16 bytes a
-    parameter while it is resident, and nothing while it is not."""
+    """Models that are resident at the same time; the next one waits in line for a slot. Each costs 16 bytes a parameter
+    while it is resident, and nothing while it is not."""
     max_rank: int = Field(gt=0)
     """Largest LoRA rank that a client may ask for; the planner counts every slot at this rank."""
     alpha: float = Field(gt=0)
