@@ -56,7 +56,12 @@ def register(*classes: type[Any]) -> None:
             raise FrameError(f"{cls.__name__} is not a frozen dataclass; only those travel")
         if _classes.setdefault(cls.__name__, cls) is not cls:
             raise FrameError(f"two classes are called {cls.__name__}; rename one")
-        _fields[cls] = (cls.__name__, tuple(field.name for field in dataclasses.fields(cls)))
+        _fields[cls] = (cls.__name__, _fields_of(cls))
+
+
+def _fields_of(cls: type[Any]) -> tuple[str, ...]:
+    """Those that it is made of; what it works out by itself does not travel."""
+    return tuple(field.name for field in dataclasses.fields(cls) if field.init)
 
 
 def encode(value: object) -> bytes:

@@ -22,3 +22,8 @@ class Datum:
     def num_tokens(self) -> int:
         """Length of the model input."""
         return self.tokens.shape[0]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all its arrays."""
+        return len(self.tokens.data) + sum(len(each.data) for each in self.loss_inputs.values())

@@ -78,10 +78,7 @@ def payload_bytes(operation: Operation) -> int:
     """Size of the arrays in an operation."""
     if not isinstance(operation, ForwardBackward):
         return 0
-    return sum(
-        len(datum.tokens.data) + sum(len(tensor.data) for tensor in datum.loss_inputs.values())
-        for datum in operation.datums
-    )
+    return operation.num_bytes
 
 
 @dataclass(slots=True, kw_only=True)

@@ -77,11 +77,15 @@ class ForwardBackward:
     loss: str
     loss_config: LossConfig
     forward_only: bool
+    num_tokens: int = field(init=False, compare=False, repr=False)
+    """Sum of the model-input lengths."""
+    num_bytes: int = field(init=False, compare=False, repr=False)
+    """Size of all arrays."""
 
-    @property
-    def num_tokens(self) -> int:
-        """Sum of the model-input lengths."""
-        return sum(datum.num_tokens for datum in self.datums)
+    def __post_init__(self) -> None:
+        """Count: there may be thousands of datums, and where they are decoded nobody waits for the event loop."""
+        object.__setattr__(self, "num_tokens", sum(datum.num_tokens for datum in self.datums))
+        object.__setattr__(self, "num_bytes", sum(datum.num_bytes for datum in self.datums))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
