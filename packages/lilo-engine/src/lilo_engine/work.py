@@ -6,6 +6,7 @@ plain functions of one event loop, so that every change is whole; the only waiti
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,9 +20,10 @@ from lilo_engine.operations.fingerprint import Fingerprint
 from lilo_engine.operations.ledger import Entry, Ledger
 from lilo_engine.operations.operation import CreateModel, ModelId, Operation, adds_gradients
 from lilo_engine.operations.reference import CheckpointRef
-from lilo_engine.operations.result import Result
+from lilo_engine.operations.result import Result, Stepped
 from lilo_engine.operations.roster import Model, Roster
 from lilo_engine.schedule.coalesce import Budget
+from lilo_engine.schedule.gathering import Gathering
 from lilo_engine.schedule.lanes import Lanes
 from lilo_engine.schedule.plan import Plan
 from lilo_engine.schedule.scheduler import Scheduler
@@ -87,6 +89,7 @@ class Work:
         self._max_queued = definition.limits.max_queued_operations
         self._clock = clock
         self._loads: deque[Load] = deque()
+        self._gathering = Gathering(needed=definition.trainer.pack_models)
         self._running: set[ModelId] = set()
         """Models with an operation on the GPU lane: what comes after it cannot be settled yet."""
         self._slots_were_last = False
@@ -133,6 +136,7 @@ class Work:
         self.history.payloads.park(entry)
         self.on_accepted(entry)
         model.active_s = self._clock()
+        self._gathering.came(model.model_id, model.active_s)
         self._settle_refused(model)
         self.slots.want_back(model)
         self.notify()
@@ -146,7 +150,9 @@ class Work:
 
     async def wait(self) -> None:
         """Return when something may have become ready since the last `next_step`."""
-        with anyio.move_on_after(self.slots.until_idle_s(self._clock())):
+        now_s = self._clock()
+        limit_s = min(self.slots.until_idle_s(now_s), self._gathering.until_s(now_s))
+        with anyio.move_on_after(limit_s):
             await self._news.wait()
 
     def next_step(self) -> SlotStep | Load | Plan | None:
@@ -217,6 +223,10 @@ class Work:
         self.history.payloads.end(entry)
         model.ledger.complete(entry, result)
         self._finished(entry)
+        if isinstance(result, Stepped) and not model.ended:
+            self._gathering.stepped(model.model_id, self._clock())
+            if model.ledger.sequence.peek() is not None:
+                self._gathering.came(model.model_id, self._clock())
 
     def fail(self, model: Model, entry: Entry, error: LiloError) -> None:
         """An operation failed."""
@@ -233,6 +243,7 @@ class Work:
             self.history.payloads.end(entry)
             self._finished(entry)
         self.history.forget(model.model_id)
+        self._gathering.forget(model.model_id)
         self.scheduler.remove(model.model_id)
         self.roster.end(model, reason)
         self.slots.give_up(model)
@@ -286,7 +297,9 @@ class Work:
         return self.slots.may_cover(self.roster.resident(model_id))
 
     def _plan(self) -> Plan | None:
-        plan = self.scheduler.next_plan()
+        plan = self.scheduler.next_plan(
+            hold_passes=math.isfinite(self._gathering.until_s(self._clock()))
+        )
         if plan is not None:
             for entry in plan.entries:
                 assert entry.operation is not None

@@ -16,7 +16,7 @@ from lilo_engine.operations.operation import ModelId, OptimStep
 from lilo_engine.operations.sequence import Sequence
 from lilo_engine.schedule.coalesce import Budget, coalesce
 from lilo_engine.schedule.lanes import Lanes, lane_of, may_wait_for_a_lane
-from lilo_engine.schedule.order import Order
+from lilo_engine.schedule.order import Order, Turn
 from lilo_engine.schedule.plan import Plan
 
 MAX_STEPS = 32
@@ -54,17 +54,27 @@ class Scheduler:
         self._parked.pop(model_id, None)
         self._bound.pop(model_id, None)
 
-    def next_plan(self) -> Plan | None:
+    def next_plan(self, *, hold_passes: bool = False) -> Plan | None:
         """Decide, and count the plan as served; None when nothing can start.
 
         The entries of the plan are to be taken from their sequences before the next call. A head that was refused
         must have been settled before this one.
+
+        Args:
+            hold_passes: a turn of a pass is not taken yet, since more that could share it are about to come; steps are
+                done meanwhile.
         """
         self._look()
         if not self.order.num_ready:
             return None
         turn = self.order.choose()
         head = self._parked[turn.model_id].peek()
+        if hold_passes and head is not None and head.key is not None:
+            stepping = next(self.order.alike(_STEPS), None)
+            if stepping is None:
+                return None
+            turn = Turn(stepping, f"step of {stepping}, while passes wait for others to share one")
+            head = self._parked[stepping].peek()
         assert head is not None
         assert head.operation is not None
         lane = lane_of(head.operation)
