@@ -9,6 +9,7 @@ from lilo_volume import (
     LocalVolume,
     Retention,
     StaleVersion,
+    VolumeBusy,
     VolumeUnavailable,
     collect_garbage,
     remove,
@@ -45,6 +46,24 @@ def test_the_writer_reads_what_it_wrote_and_readers_see_the_newest(volume):
     assert writer.current().publication.order == 5
     assert read(reader.current()) == b"five"
     assert read(reader.at(1)) == b"one"
+
+
+def test_an_announcement_that_arrived_although_its_commit_raised_counts(volume, monkeypatch):
+    writer, commit = bulletin(volume), type(volume).commit
+    announce = Bulletin._announce
+
+    def busy(self):
+        commit(self)
+        raise VolumeBusy("a file is open, and this commit also reloads; it was applied")
+
+    def announcing(self, version):
+        with monkeypatch.context() as patch:
+            patch.setattr(type(volume), "commit", busy)
+            announce(self, version)
+
+    monkeypatch.setattr(Bulletin, "_announce", announcing)
+    assert read(post(writer, 1, b"one")) == b"one"
+    assert read(bulletin(volume).current()) == b"one"
 
 
 @pytest.mark.parametrize("version", [5, 4, 0, -1])

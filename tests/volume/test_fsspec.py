@@ -181,6 +181,23 @@ def test_a_fetched_file_is_whole_or_not_there(memory, tmp_path):
     assert reader.local_path(entry.path).read_bytes() == b"shard"
 
 
+def test_a_store_that_fails_in_the_middle_of_a_file_leaves_nothing_of_it(memory, tmp_path):
+    writer = FsspecVolume(memory, tmp_path / "a")
+    save(writer)
+    reader = FsspecVolume(memory, tmp_path / "b")
+    (entry,) = [e for e in writer.list_committed("") if e.path.endswith("deep/0")]
+
+    def blocks(path):
+        yield b"sh"
+        raise VolumeUnavailable("the line broke")
+
+    reader._store.blocks = blocks
+    with pytest.raises(VolumeUnavailable, match="the line broke"):
+        reader.fetch([entry.path])
+    files = [path.name for path in (tmp_path / "b").rglob("*") if path.is_file()]
+    assert not any("fetching" in name for name in files), files
+
+
 def test_a_store_that_does_not_answer_is_unavailable(tmp_path):
     pytest.importorskip("s3fs")
     with socket.socket() as free:

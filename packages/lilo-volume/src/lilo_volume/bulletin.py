@@ -21,7 +21,13 @@ from lilo_volume.agreement import decided_by_rank_zero, done_by_every_rank
 from lilo_volume.attempt import Attempt, begin
 from lilo_volume.checkpoint import Checkpoint
 from lilo_volume.config import node_id
-from lilo_volume.errors import CheckpointMissing, FileMissing, StaleVersion, VolumeUnavailable
+from lilo_volume.errors import (
+    CheckpointMissing,
+    FileMissing,
+    StaleVersion,
+    VolumeError,
+    VolumeUnavailable,
+)
 from lilo_volume.files import flush_folder, make_folders
 from lilo_volume.group import Group, SoloGroup
 from lilo_volume.naming import encode
@@ -194,7 +200,7 @@ class Bulletin:
         steps = Steps()
         try:
             steps.retried("commit head", self._volume.commit)
-        except VolumeUnavailable:
+        except VolumeError:
             # It may have been applied all the same.
             if path not in self._heads():
                 raise

@@ -18,7 +18,7 @@ from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from lilo_volume.errors import FileMissing, VolumeUnavailable
+from lilo_volume.errors import VolumeUnavailable
 from lilo_volume.locks import exclusive_file
 from lilo_volume.naming import check_relative
 from lilo_volume.transfer import each
@@ -192,12 +192,10 @@ class StagedVolume:
                 for block in self._store.blocks(path):
                     file.write(block)
             os.replace(part, place)
-        except FileMissing:
-            part.unlink(missing_ok=True)
-            raise
         except OSError as error:
-            part.unlink(missing_ok=True)
             raise VolumeUnavailable(f"{path!r} cannot be fetched: {error}") from error
+        finally:
+            part.unlink(missing_ok=True)
         self._write_note(path, self._state(path))
 
     def _state(self, path: str) -> str:
