@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 import threading
 import time
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from unittest.mock import patch
 
@@ -115,7 +116,7 @@ def against_float64(
 def over_ranks(
     kernels: DeltaKernels, sizes: Sizes, dtype: torch.dtype, device: torch.device, cp: int
 ) -> None:
-    """Ranks as threads that share one graph, so that gradients cross them: maps, halo and their backward."""
+    """Ranks as threads: maps, halo and the way back of both."""
     limit = LIMITS[dtype]
     padded = tuple(-(-length // (2 * cp)) * 2 * cp for length in sizes.lengths)
     values = Values.of(sizes.checked, padded, device)
@@ -202,35 +203,32 @@ class Values:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The same, cut over ranks that are threads."""
         device = self.projected.device
-        projected = self.projected.to(dtype).requires_grad_()
-        out = torch.empty_like(self.grad, dtype=dtype)
-        outs: list[torch.Tensor | None] = [None] * cp
-        places: list[torch.Tensor] = []
-        for rank in range(cp):
-            stream = pack(self.lengths, self.lengths, rank, cp)
-            places.append(torch.from_numpy(stream.places).to(device))
+        projected, grad = self.projected.to(dtype), self.grad.to(dtype)
+        wholes = torch.full_like(grad, torch.nan), torch.full_like(projected, torch.nan)
+        turn = (
+            threading.Lock()
+        )  # kernels are compiled on first use, which is not made for two threads
 
         def one(rank: int) -> None:
             axis = Axis(name="cp", rank=rank, size=cp, group=None)
             mixer = self._mixer(kernels, dtype, dtype, axis)
-            rows = PackedRows.of(pack(self.lengths, self.lengths, rank, cp), device)
-            with turn, torch.enable_grad():
-                outs[rank] = mixer._mix(projected[places[rank]], rows)
+            stream = pack(self.lengths, self.lengths, rank, cp)
+            rows = PackedRows.of(stream, device)
+            places = torch.from_numpy(stream.places).to(device)
+            with turn:
+                out, saved = mixer.forward(projected[places], rows)
+                wholes[0][places] = out
+                wholes[1][places] = mixer.backward(
+                    grad[places], projected[places], out, saved, rows
+                )
 
-        turn = threading.Lock()  # kernels are tuned on first use, which is not made for two threads
         with _together(cp, turn):
             threads = [threading.Thread(target=one, args=(rank,)) for rank in range(cp)]
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join()
-        found = [one for one in outs if one is not None]
-        assert len(found) == cp, "a rank raised; see above"
-        for where, values in zip(places, found, strict=True):
-            out[where] = values.detach()
-        grads = [self.grad.to(dtype)[where] for where in places]
-        (grad,) = torch.autograd.grad(found, projected, grads)
-        return out, grad
+        return wholes
 
     def _mixer(
         self, kernels: DeltaKernels, dtype: torch.dtype, of: torch.dtype, cp: Axis = ALONE
@@ -243,31 +241,56 @@ class Values:
         return mixer
 
 
-def _together(cp: int, turn: threading.Lock) -> AbstractContextManager[object]:
-    """In place of a process group: threads that meet at every gather and get one tensor, with its graph.
+class _Summed:
+    """What `summing_parts` returns."""
+
+    def __init__(self, result: torch.Tensor) -> None:
+        self._result = result
+
+    def wait(self) -> torch.Tensor:
+        """It is there."""
+        return self._result
+
+
+@contextmanager
+def _together(cp: int, turn: threading.Lock) -> Iterator[None]:
+    """In place of a process group: threads that meet at every exchange.
 
     One of them runs at a time: that which has the `turn`.
     """
     slots: list[torch.Tensor | None] = [None] * cp
-    barrier = threading.Barrier(cp, timeout=40)
+    barrier = threading.Barrier(cp, timeout=90)
 
-    def gathered(x: torch.Tensor, axis: Axis) -> torch.Tensor:
+    def every(x: torch.Tensor, axis: Axis) -> torch.Tensor:
         slots[axis.rank] = x
         turn.release()
         try:
             barrier.wait()
-            every = torch.cat([slot for slot in slots if slot is not None])
+            found = torch.stack([slot for slot in slots if slot is not None])
             barrier.wait()
         finally:
             turn.acquire()
-        return every
+        return found
 
-    return patch.object(delta, "gathered", gathered)
+    def summed(x: torch.Tensor, axis: Axis) -> _Summed:
+        return _Summed(every(x, axis)[:, axis.rank].sum(0))
+
+    with patch.object(delta, "stacked", every), patch.object(delta, "summing_parts", summed):
+        yield
 
 
-def _alike() -> AbstractContextManager[object]:
+@contextmanager
+def _alike() -> Iterator[None]:
     """In place of a process group: every rank has told the same as this one."""
-    return patch.object(delta, "gathered", lambda x, axis: torch.cat([x] * axis.size))
+
+    def every(x: torch.Tensor, axis: Axis) -> torch.Tensor:
+        return x.expand(axis.size, *x.shape).contiguous()
+
+    def summed(x: torch.Tensor, axis: Axis) -> _Summed:
+        return _Summed(x[axis.rank].clone())
+
+    with patch.object(delta, "stacked", every), patch.object(delta, "summing_parts", summed):
+        yield
 
 
 def _mixer(

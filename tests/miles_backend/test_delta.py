@@ -34,7 +34,7 @@ def test_rows_that_leak_and_ranks_that_keep_silent_are_seen_by_the_same_comparis
     assert ref.relative(ours[1], theirs[1]) > 1e-3
 
 
-def test_the_step_that_triton_compiles_wrongly_has_the_gradients_of_autograd() -> None:
+def test_the_step_that_is_not_of_fla_has_the_gradients_of_autograd() -> None:
     generator = torch.Generator().manual_seed(0)
 
     def normal(*size: int) -> torch.Tensor:

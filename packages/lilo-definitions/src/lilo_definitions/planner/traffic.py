@@ -37,7 +37,9 @@ def traffic_of(job: Job, keep: Keep | Levels) -> Traffic:
     if model.linear is not None:
         line = model.linear
         state = line.value_heads / job.tp * line.key_dim * (line.key_dim + line.value_dim) * _FP32
-        delta = model.linear_layers * 3 * others * 2 * job.cp * state
+        delta_again = list(zip(model.kinds, levels, strict=True)).count(("linear", "input"))
+        # Maps of the states forward, of their gradients backward; the former again where recomputed.
+        delta = (2 * model.linear_layers + delta_again) * others * 2 * job.cp * state
     return Traffic(
         # A gather and a scatter around each of two blocks, forward and backward; the gathers again where recomputed.
         tp=stream * (8 * model.layers + 2 * again),

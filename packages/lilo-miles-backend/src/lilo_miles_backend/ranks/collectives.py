@@ -3,18 +3,16 @@
 The only file that calls torch.distributed on tensors. On an axis of one rank every function is the identity and costs
 nothing, so the code above has one path. All ranks of an axis must call the same functions in the same order.
 
-`gathered` is differentiable: its backward sums what every rank computed for each part. Layers write their backwards out.
+Nothing here is seen by autograd: layers write their backwards out.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
-
-from lilo_miles_backend.ranks.autograd import AutogradContext, AutogradGrads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,23 +96,3 @@ def collected(value: object, axis: Axis) -> list[Any]:
     values: list[Any] = [None] * axis.size
     dist.all_gather_object(values, value, group=axis.group)
     return values
-
-
-def gathered(x: torch.Tensor, axis: Axis) -> torch.Tensor:
-    """The ranks' x one after another along the first dimension."""
-    return cast(torch.Tensor, _Gathered.apply(x, axis)) if axis.is_split else x
-
-
-class _Gathered(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: AutogradContext, x: torch.Tensor, axis: Axis) -> torch.Tensor:
-        ctx.axis = axis
-        return stacked(x, axis).flatten(0, 1)
-
-    @staticmethod
-    def backward(ctx: AutogradContext, *grads: torch.Tensor) -> AutogradGrads:
-        axis: Axis = ctx.axis
-        parts = list(grads[0].contiguous().chunk(axis.size))
-        result = torch.empty_like(parts[axis.rank])
-        dist.reduce_scatter(result, parts, group=axis.group)
-        return result, None

@@ -1,74 +1,66 @@
-# pyright: reportMissingImports=false, reportCallIssue=false, reportIndexIssue=false, reportOptionalSubscript=false, reportArgumentType=false
+# pyright: reportMissingImports=false, reportCallIssue=false, reportIndexIssue=false, reportOptionalSubscript=false, reportArgumentType=false, reportGeneralTypeIssues=false, reportReturnType=false, reportAssignmentType=false
 """The gated delta net on GPUs: kernels of flash-linear-attention (`fla-core`), which only this module imports.
 
-All arguments by keyword: its functions differ among themselves in their order.
+Its steps are put together here, and not by its own autograd: the intervals' maps come from what the rule has computed
+anyway, and the backward takes states and chunks' systems over from the forward that it runs again. All arguments by
+keyword: its functions differ among themselves in their order.
+
+One step is ours, the gradients inside chunks: compilers of Triton from 3.4 to before 3.7.1 make wrong code for fla's on
+Hopper GPUs, and it refuses to run there. `triton_delta.py` has it, `delta_gradients.py` is what it is compared with.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
-from fla.backends import BaseBackend, register
 from fla.modules.causal_conv1d import causal_conv1d
 from fla.modules.norm.fused_norm_gate import rms_norm_gated
-from fla.ops.gated_delta_rule import chunk_gated_delta_rule
-from fla.utils import IS_NVIDIA_HOPPER, TRITON_ABOVE_3_4_0, TRITON_ABOVE_3_7_1
+from fla.modules.norm.l2norm import l2norm_bwd, l2norm_fwd
+from fla.ops.common.chunk_delta_h import (
+    chunk_gated_delta_rule_bwd_dhu,
+    chunk_gated_delta_rule_fwd_h,
+)
+from fla.ops.common.chunk_o import chunk_bwd_dv_local, chunk_fwd_o
+from fla.ops.gated_delta_rule.chunk_fwd import chunk_gated_delta_rule_fwd_intra
+from fla.ops.gated_delta_rule.wy_fast import prepare_wy_repr_bwd
+from fla.ops.utils import chunk_local_cumsum
+from fla.ops.utils.constant import RCP_LN2
+from fla.ops.utils.index import prepare_chunk_indices
 
-from lilo_miles_backend.ranks.kernels.delta_gradients import ChunkInputs, chunk_gradients
-from lilo_miles_backend.ranks.kernels.delta_kernels import Enter
+from lilo_miles_backend.ranks.kernels import delta_gradients, triton_delta
+from lilo_miles_backend.ranks.kernels.delta_gradients import ChunkInputs
+from lilo_miles_backend.ranks.kernels.delta_kernels import RuleInputs
 from lilo_miles_backend.ranks.kernels.delta_tuning import fix_configurations
 from lilo_miles_backend.ranks.layers.intervals import Intervals
 
+logger = logging.getLogger(__name__)
 
-@register("common")
-class _Gradients(BaseBackend):
-    """In place of the one kernel that Triton compiles wrongly on this GPU; see `delta_gradients.py`."""
-
-    backend_type = "lilo"
-    priority = 0
-
-    @classmethod
-    def is_available(cls) -> bool:
-        """Where fla refuses to run its own."""
-        return bool(IS_NVIDIA_HOPPER and TRITON_ABOVE_3_4_0 and not TRITON_ABOVE_3_7_1)
-
-    def verify(self, function_name: str, *args: object, **given: Any) -> tuple[bool, str | None]:  # noqa: ANN401 - theirs
-        """Only this function, as the gated delta rule calls it: a packed stream with decay, all by keyword."""
-        needed = ("w", "g", "dv", "cu_seqlens", "chunk_indices")
-        fits = (
-            function_name == "chunk_bwd_dqkwg"
-            and not args
-            and all(given.get(name) is not None for name in needed)
-            and not given.get("state_v_first")
-        )
-        return fits, None if fits else "not a gated delta rule over a packed stream"
-
-    def chunk_bwd_dqkwg(self, **given: Any) -> tuple[torch.Tensor, ...]:  # noqa: ANN401 - theirs
-        """The step's gradients, in fla's order: of q, k, w and g."""
-        names = ("q", "k", "v", "do", "dv", "g", "h", "dh")
-        return chunk_gradients(
-            ChunkInputs(**{name: given[name] for name in names}),
-            scale=given["scale"],
-            bounds=given["cu_seqlens"],
-            chunks=given["chunk_indices"],
-            chunk_size=given["chunk_size"],
-        )
-
+CHUNK = 64
+"""Tokens of a chunk; fla's fused system solver has no other."""
 
 NORM_ROWS = 65_536
 """Heads of tokens that are normalised at once: fla compiles its norm anew for each multiple of this many."""
+
+WITHIN = 1e-2
+"""Norm of the difference over that of the torch form; both multiply in bfloat16 and round their results to it."""
+
+ChunkGradients: TypeAlias = Callable[..., tuple[torch.Tensor, ...]]
+"""`delta_gradients.chunk_gradients`, or what stands for it."""
 
 
 class FlaDelta:
     """`DeltaKernels` on a GPU."""
 
-    def __init__(self) -> None:
-        """Choose how the kernels run, once per process."""
+    def __init__(self, device: torch.device) -> None:
+        """Choose how the kernels run on a device, once per process."""
         fix_configurations()
-        # It says of every function that it asked ours and was answered no.
+        # It says of every function that it asked backends and was answered no.
         logging.getLogger("fla.backends").setLevel(logging.WARNING)
+        self._gradients: ChunkGradients = chunk_gradients(device)
 
     def convolve(
         self,
@@ -87,34 +79,15 @@ class FlaDelta:
             weight=weight_CW,
             initial_state=initial,
             activation="silu",
-            **_bounds(intervals),
+            # The host's copy goes along: without it every call asks the device for the lengths.
+            cu_seqlens=intervals.bounds,
+            cu_seqlens_cpu=intervals.host_bounds,
         )
         return y[0]
 
-    def rule(
-        self,
-        q_TGK: torch.Tensor,
-        k_TGK: torch.Tensor,
-        v_THV: torch.Tensor,
-        g_TH: torch.Tensor,
-        beta_TH: torch.Tensor,
-        intervals: Intervals,
-        enter: Enter | None,
-    ) -> torch.Tensor:
+    def rule(self, inputs: RuleInputs, intervals: Intervals) -> FlaRule:
         """See `DeltaKernels.rule`."""
-        q, k, v, g, beta = (t[None] for t in (q_TGK, k_TGK, v_THV, g_TH, beta_TH))
-        entered = None if enter is None else enter(_maps(q, k, v, g, beta, intervals))
-        out, _ = chunk_gated_delta_rule(
-            q=q,
-            k=k,
-            v=v,
-            g=g,
-            beta=beta,
-            initial_state=entered,
-            use_qk_l2norm_in_kernel=True,
-            **_bounds(intervals),
-        )
-        return out[0]
+        return FlaRule(inputs, intervals, self._gradients)
 
     def gated_norm(
         self, x_THV: torch.Tensor, gate_THV: torch.Tensor, weight_V: torch.Tensor, eps: float
@@ -130,38 +103,215 @@ class FlaDelta:
         )
 
 
-def _maps(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    intervals: Intervals,
-) -> torch.Tensor:
-    """[M | B] of each interval, [I, H, K, K + V] float32.
+class FlaRule:
+    """`DeltaRule` of fla's kernels, in the dtype of the values; decays in powers of two."""
 
-    The columns of a state do not act on each other: with K columns more, whose values are zero and which start as the
-    identity, the final state's are M; the others, from zero, are B.
-    """
-    heads, size, width = v.shape[2], k.shape[-1], v.shape[-1]
-    zeros = v.new_zeros(*v.shape[:-1], size)
-    identity = torch.eye(size, device=v.device)
-    start = torch.nn.functional.pad(identity, (0, width))
-    start = start.expand(len(intervals.lengths), heads, -1, -1).contiguous()
-    _, final = chunk_gated_delta_rule(
-        q=q,
-        k=k,
-        v=torch.cat((zeros, v), -1),
-        g=g,
-        beta=beta,
-        initial_state=start,
-        output_final_state=True,
-        use_qk_l2norm_in_kernel=True,
-        **_bounds(intervals),
+    def __init__(self, inputs: RuleInputs, intervals: Intervals, gradients: ChunkGradients) -> None:
+        """Solve the chunks' systems, which do not depend on the states.
+
+        Args:
+            inputs: of one stream.
+            intervals: of its tokens.
+            gradients: the step that is ours.
+        """
+        self._gradients = gradients
+        self._bounds = intervals.bounds
+        self._count = len(intervals.lengths)
+        self._chunks: torch.Tensor = prepare_chunk_indices(
+            intervals.bounds, CHUNK, cu_seqlens_cpu=intervals.host_bounds
+        )
+        q, k, v, g, beta = (
+            x.detach()[None].contiguous()
+            for x in (inputs.q, inputs.k, inputs.v, inputs.g, inputs.beta)
+        )
+        self._scale: float = k.shape[-1] ** -0.5
+        self._v, self._beta = v, beta
+        self._q, self._q_length = l2norm_fwd(q)
+        self._k, self._k_length = l2norm_fwd(k)
+        self._g = chunk_local_cumsum(g, scale=RCP_LN2, **self._cut())
+        self._w, self._u, self._solved = chunk_gated_delta_rule_fwd_intra(
+            k=self._k, v=v, g=self._g, beta=beta, **self._cut()
+        )
+        self._states: torch.Tensor | None = None
+        self._written: torch.Tensor | None = None
+        self._inside: torch.Tensor | None = None
+
+    def maps(self) -> torch.Tensor:
+        """See `DeltaRule.maps`.
+
+        The columns of a state do not act on each other: with K columns more, whose values are zero and which start as
+        the identity, the final state's are M; the others, from zero, are B.
+        """
+        heads, size, width = self._u.shape[2], self._k.shape[-1], self._u.shape[-1]
+        start = torch.eye(size, size + width, device=self._u.device)
+        _, _, final = chunk_gated_delta_rule_fwd_h(
+            k=self._k,
+            w=self._w,
+            u=torch.nn.functional.pad(self._u, (size, 0)),
+            g=self._g,
+            initial_state=start.expand(self._count, heads, -1, -1).contiguous(),
+            output_final_state=True,
+            save_new_value=False,
+            **self._cut(),
+        )
+        return final
+
+    def outputs(self, entered: torch.Tensor | None) -> torch.Tensor:
+        """See `DeltaRule.outputs`."""
+        self._states, self._written, _ = chunk_gated_delta_rule_fwd_h(
+            k=self._k,
+            w=self._w,
+            u=self._u,
+            g=self._g,
+            initial_state=entered,
+            **self._cut(),
+        )
+        return chunk_fwd_o(
+            q=self._q,
+            k=self._k,
+            v=self._written,
+            h=self._states,
+            g=self._g,
+            scale=self._scale,
+            **self._cut(),
+        )[0]
+
+    def entering(self, grad_THV: torch.Tensor) -> torch.Tensor:
+        """See `DeltaRule.entering`."""
+        zero = torch.zeros(
+            self._count, *self._w.shape[2:], self._u.shape[-1], device=self._u.device
+        )
+        _, found, _ = self._back(grad_THV, zero, None)
+        return found
+
+    def gradients(self, grad_THV: torch.Tensor, left: torch.Tensor | None) -> RuleInputs:
+        """See `DeltaRule.gradients`."""
+        assert self._states is not None, "outputs came before"
+        assert self._written is not None, "likewise"
+        dstates, _, dwritten = self._back(grad_THV, None, left)
+        given = ChunkInputs(
+            q=self._q,
+            k=self._k,
+            v=self._written,
+            do=grad_THV[None].contiguous(),
+            dv=dwritten,
+            g=self._g,
+            h=self._states,
+            dh=dstates,
+        )
+        self._states = self._written = self._inside = None
+        del dstates
+        dq, dk, dw, dg = self._gradients(
+            given, scale=self._scale, bounds=self._bounds, chunks=self._chunks, chunk_size=CHUNK
+        )
+        del given
+        dk_system, dv, dbeta, dg_system = prepare_wy_repr_bwd(
+            k=self._k,
+            v=self._v,
+            beta=self._beta,
+            A=self._solved,
+            dw=dw,
+            du=dwritten,
+            g=self._g,
+            cu_seqlens=self._bounds,
+            chunk_indices=self._chunks,
+        )
+        dg = chunk_local_cumsum(dg.add_(dg_system), reverse=True, **self._cut())
+        return RuleInputs(
+            q=l2norm_bwd(self._q, self._q_length, dq)[0],
+            k=l2norm_bwd(self._k, self._k_length, dk.add_(dk_system))[0],
+            v=dv[0],
+            g=dg[0],
+            beta=dbeta[0],
+        )
+
+    def _back(
+        self, grad_THV: torch.Tensor, start: torch.Tensor | None, left: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Gradients of the states that leave chunks, of `start` if it is asked for, and of what the rule writes."""
+        do = grad_THV[None].contiguous()
+        if self._inside is None:
+            self._inside = chunk_bwd_dv_local(
+                q=self._q, k=self._k, g=self._g, do=do, scale=self._scale, **self._cut()
+            )
+        return chunk_gated_delta_rule_bwd_dhu(
+            q=self._q,
+            k=self._k,
+            w=self._w,
+            g=self._g,
+            h0=start,
+            dht=left,
+            do=do,
+            dv=self._inside,
+            scale=self._scale,
+            **self._cut(),
+        )
+
+    def _cut(self) -> dict[str, Any]:
+        return {
+            "cu_seqlens": self._bounds,
+            "chunk_indices": self._chunks,
+            "chunk_size": CHUNK,
+        }
+
+
+@functools.cache
+def chunk_gradients(device: torch.device) -> ChunkGradients:
+    """The step that is ours as a kernel, if it has the torch form's numbers on this device; else the torch form."""
+    try:
+        errors = chunk_errors(triton_delta.chunk_gradients, device)
+    except Exception as error:  # whatever a compiler raises, the torch form runs
+        reason = f"{type(error).__name__}: {error}"
+    else:
+        # A number that is none is not within it either.
+        if all(error <= WITHIN for error in errors):
+            return triton_delta.chunk_gradients
+        reason = f"its errors are {errors}, at most {WITHIN} was expected"
+    logger.warning(
+        "the delta rule's own kernel is not used, its slower torch form is, because %s", reason
     )
-    return final
+    return delta_gradients.chunk_gradients
 
 
-def _bounds(intervals: Intervals) -> dict[str, Any]:
-    """The host's copy goes along: without it every call asks the device for the lengths."""
-    return {"cu_seqlens": intervals.bounds, "cu_seqlens_cpu": intervals.host_bounds}
+def chunk_errors(ours: ChunkGradients, device: torch.device) -> tuple[float, ...]:
+    """How far a form of the step is from the torch form in float32: of q, k, w and g, each a norm over a norm.
+
+    Of enough chunks that all processors of a GPU have several, and of some that are not whole.
+    """
+    lengths, groups, heads, size = (200, 64, 1, 63, 8192), 2, 6, 128
+    generator = torch.Generator(device).manual_seed(0)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, device=device)
+
+    tokens = sum(lengths)
+    bounds = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], device=device)
+    chunks = [(i, j) for i, n in enumerate(lengths) for j in range(-(-n // CHUNK))]
+    cut = torch.tensor(chunks, device=device)
+    low = {
+        name: normal(1, tokens, count, size).div(size**0.5).bfloat16()
+        for name, count in (
+            ("q", groups),
+            ("k", groups),
+            ("v", heads),
+            ("do", heads),
+            ("dv", heads),
+        )
+    }
+    low |= {name: normal(1, len(chunks), heads, size, size).bfloat16() for name in ("h", "dh")}
+    decays = -normal(1, tokens, heads).abs() / 16
+    g = chunk_local_cumsum(decays, chunk_size=CHUNK, cu_seqlens=bounds, chunk_indices=cut)
+    asked: dict[str, Any] = {
+        "scale": size**-0.5,
+        "bounds": bounds,
+        "chunks": cut,
+        "chunk_size": CHUNK,
+    }
+    exact = delta_gradients.chunk_gradients(
+        ChunkInputs(g=g, **{name: x.float() for name, x in low.items()}), **asked
+    )
+    found = ours(ChunkInputs(g=g, **low), **asked)
+    return tuple(
+        float((one.float() - other).norm() / other.norm())
+        for one, other in zip(found, exact, strict=True)
+    )

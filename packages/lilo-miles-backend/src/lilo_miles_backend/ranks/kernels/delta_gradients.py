@@ -1,8 +1,7 @@
 """One step of the delta rule's backward in torch: the gradients inside chunks, given the states between them.
 
-Compilers of Triton from 3.4 to before 3.7.1 make wrong code for this step on Hopper GPUs, and `fla-core` refuses to run
-it there. Its functions are chosen from registered backends, so this one is registered (`delta_fla.py`) and all others
-stay. Batched products of chunks of 64 tokens, a slice of chunks at a time.
+What the kernel of `triton_delta.py` is compared with, in any dtype on any device, and what runs where that one is wrong
+or does not compile (`delta_fla.py`): batched products of chunks of 64 tokens, a slice of chunks at a time.
 
 With the decays of a chunk d_i (sums of g from its start; in powers of two, as fla has them), S the state that enters it
 and S' the gradient of the one that leaves it,

@@ -7,7 +7,8 @@ Yang et al., "Gated Delta Networks", arXiv:2412.06464. Per value head a state S 
 with k and q of length one and q divided by sqrt(K) besides. So a run of tokens is an affine map of the state, and so are
 runs one after another: S_out = M S_in + B. That is what context-parallel ranks tell each other.
 
-All functions are differentiable by autograd. Tokens come as a stream of *intervals* (`intervals.py`): convolution and
+Convolution and norm are differentiable by autograd. The rule is an object with a backward of its own, whose steps the
+caller puts what ranks tell each other between. Tokens come as a stream of *intervals* (`intervals.py`): convolution and
 state begin anew at each.
 
 Shapes: T tokens, I intervals, G key heads, H value heads (this rank's), K and V their sizes, C channels, W the kernel of
@@ -16,15 +17,56 @@ the convolution.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from lilo_miles_backend.ranks.layers.intervals import Intervals
 
-Enter: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
-"""From the map of each interval, [M | B] as [I, H, K, K + V] in float32, to the state that enters it [I, H, K, V]."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleInputs:
+    """What the rule is computed from, or the gradient of each."""
+
+    q: torch.Tensor
+    """[T, G, K], queries; value head h uses key head h // (H / G)."""
+    k: torch.Tensor
+    """[T, G, K], keys; the rule makes them and the queries unit vectors."""
+    v: torch.Tensor
+    """[T, H, V], values."""
+    g: torch.Tensor
+    """[T, H], log of the decay, at most 0; float32 at least."""
+    beta: torch.Tensor
+    """[T, H], in (0, 1); float32 at least."""
+
+
+class DeltaRule(Protocol):
+    """The gated delta rule over one stream, forward and backward; keeps what its steps have in common.
+
+    The backward's two methods come after `outputs`, which they are the derivatives of. Nothing here is seen by autograd.
+    """
+
+    def maps(self) -> torch.Tensor:
+        """The map of each interval, [M | B] as [I, H, K, K + V], float32 at least."""
+        ...
+
+    def outputs(self, entered: torch.Tensor | None) -> torch.Tensor:
+        """[T, H, V] in the dtype of the values, from the states that enter the intervals [I, H, K, V]; None: zero."""
+        ...
+
+    def entering(self, grad_THV: torch.Tensor) -> torch.Tensor:
+        """The part that these outputs have in the gradient of the states that enter, [I, H, K, V]."""
+        ...
+
+    def gradients(self, grad_THV: torch.Tensor, left: torch.Tensor | None) -> RuleInputs:
+        """Of everything that the rule was computed from; ends it.
+
+        Args:
+            grad_THV: of the outputs.
+            left: of the states that leave the intervals, [I, H, K, V]; None: nothing came of them.
+        """
+        ...
 
 
 class DeltaKernels(Protocol):
@@ -47,27 +89,8 @@ class DeltaKernels(Protocol):
         """
         ...
 
-    def rule(
-        self,
-        q_TGK: torch.Tensor,
-        k_TGK: torch.Tensor,
-        v_THV: torch.Tensor,
-        g_TH: torch.Tensor,
-        beta_TH: torch.Tensor,
-        intervals: Intervals,
-        enter: Enter | None,
-    ) -> torch.Tensor:
-        """The gated delta rule, [T, H, V] in the dtype of `v`; queries and keys are made unit vectors here.
-
-        Args:
-            q_TGK: queries; value head h uses key head h // (H / G).
-            k_TGK: keys.
-            v_THV: values.
-            g_TH: log of the decay, float32, at most 0.
-            beta_TH: in (0, 1), float32.
-            intervals: of the T tokens.
-            enter: told the intervals' maps, answers the states that enter them; None: all enter with zero.
-        """
+    def rule(self, inputs: RuleInputs, intervals: Intervals) -> DeltaRule:
+        """The gated delta rule over a stream."""
         ...
 
     def gated_norm(

@@ -13,12 +13,13 @@ Arithmetic in float32, or float64 where the inputs are.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from lilo_miles_backend.ranks.kernels.delta_kernels import Enter
+from lilo_miles_backend.ranks.kernels.delta_kernels import RuleInputs
 from lilo_miles_backend.ranks.layers.intervals import Intervals
 
 MIN_CHUNK = 32
@@ -53,31 +54,9 @@ class TorchDelta:
         y = sum(shift[0][places + tap] * shift[1][:, tap] for tap in range(width))
         return F.silu(y).to(x_TC.dtype)  # type: ignore[arg-type] # a sum of tensors
 
-    def rule(
-        self,
-        q_TGK: torch.Tensor,
-        k_TGK: torch.Tensor,
-        v_THV: torch.Tensor,
-        g_TH: torch.Tensor,
-        beta_TH: torch.Tensor,
-        intervals: Intervals,
-        enter: Enter | None,
-    ) -> torch.Tensor:
+    def rule(self, inputs: RuleInputs, intervals: Intervals) -> TorchRule:
         """See `DeltaKernels.rule`."""
-        groups, size = k_TGK.shape[1:]
-        heads = v_THV.shape[1]
-        chunks = _Chunks.of(intervals, max(MIN_CHUNK, size))
-        q = _unit(q_TGK) * size**-0.5
-        terms = _terms(
-            *(chunks.cut(t, groups) for t in (q, _unit(k_TGK), _up(v_THV))),
-            *(chunks.cut(_up(t), groups) for t in (g_TH, beta_TH)),
-        )
-        entered = None
-        if enter is not None:
-            maps = _composed(terms, chunks).flatten(0, 1).movedim(1, 0)  # [I, H, K, K + V]
-            entered = enter(maps).movedim(0, 1).unflatten(0, (groups, heads // groups))
-        out = _outputs(terms, _entering(terms, chunks, entered))
-        return chunks.joined(out).to(v_THV.dtype)
+        return TorchRule(inputs, intervals)
 
     def gated_norm(
         self, x_THV: torch.Tensor, gate_THV: torch.Tensor, weight_V: torch.Tensor, eps: float
@@ -85,6 +64,64 @@ class TorchDelta:
         """See `DeltaKernels.gated_norm`."""
         normed = F.rms_norm(_up(x_THV), weight_V.shape, _up(weight_V).to(_up(x_THV).dtype), eps)
         return (normed * F.silu(_up(gate_THV))).to(x_THV.dtype)
+
+
+class TorchRule:
+    """`DeltaRule` in torch; its backward is autograd's, of what ran where gradients were enabled."""
+
+    def __init__(self, inputs: RuleInputs, intervals: Intervals) -> None:
+        """Compute what does not depend on the states."""
+        q, k, v, g, beta = (
+            x.detach().requires_grad_(torch.is_grad_enabled())
+            for x in (inputs.q, inputs.k, inputs.v, inputs.g, inputs.beta)
+        )
+        self._inputs = (q, k, v, g, beta)
+        groups, size = k.shape[1:]
+        self._shared = (groups, v.shape[1] // groups)
+        self._chunks = chunks = _Chunks.of(intervals, max(MIN_CHUNK, size))
+        self._terms = _terms(
+            *(chunks.cut(t, groups) for t in (_unit(q) * size**-0.5, _unit(k), _up(v))),
+            *(chunks.cut(_up(t), groups) for t in (g, beta)),
+        )
+        self._entered: torch.Tensor | None = None
+        self._out: torch.Tensor | None = None
+        self._left: torch.Tensor | None = None
+
+    def maps(self) -> torch.Tensor:
+        """See `DeltaRule.maps`."""
+        with torch.no_grad():
+            return _composed(self._terms, self._chunks).flatten(0, 1).movedim(1, 0)
+
+    def outputs(self, entered: torch.Tensor | None) -> torch.Tensor:
+        """See `DeltaRule.outputs`."""
+        m, values = self._terms.m, self._inputs[2]
+        if entered is None:
+            entered = m.new_zeros(
+                len(self._chunks.counts), values.shape[1], m.shape[-1], values.shape[-1]
+            )
+        self._entered = entered.detach().requires_grad_(torch.is_grad_enabled())
+        first = self._entered.movedim(0, 1).unflatten(0, self._shared)
+        states = _entering(self._terms, self._chunks, first)
+        self._left = _leaving(self._terms, self._chunks, states).flatten(0, 1).movedim(1, 0)
+        self._out = self._chunks.joined(_outputs(self._terms, states)).to(values.dtype)
+        return self._out.detach()
+
+    def entering(self, grad_THV: torch.Tensor) -> torch.Tensor:
+        """See `DeltaRule.entering`."""
+        assert self._out is not None, "outputs came before"
+        assert self._entered is not None, "likewise"
+        (found,) = torch.autograd.grad(self._out, self._entered, grad_THV, retain_graph=True)
+        return found
+
+    def gradients(self, grad_THV: torch.Tensor, left: torch.Tensor | None) -> RuleInputs:
+        """See `DeltaRule.gradients`."""
+        assert self._out is not None, "outputs came before"
+        assert self._left is not None, "likewise"
+        outs, grads = [self._out], [grad_THV]
+        if left is not None:
+            outs, grads = [*outs, self._left], [*grads, left]
+        q, k, v, g, beta = torch.autograd.grad(outs, self._inputs, grads)
+        return RuleInputs(q=q, k=k, v=v, g=g, beta=beta)
 
 
 def _up(x: torch.Tensor) -> torch.Tensor:
@@ -200,10 +237,8 @@ def _composed(terms: _Terms, chunks: _Chunks) -> torch.Tensor:
     return maps
 
 
-def _entering(terms: _Terms, chunks: _Chunks, entered: torch.Tensor | None) -> torch.Tensor:
+def _entering(terms: _Terms, chunks: _Chunks, entered: torch.Tensor) -> torch.Tensor:
     """The state that enters each chunk, [G, R, N, K, V]; `entered` [G, R, I, K, V] enters the intervals."""
-    if entered is None:
-        entered = torch.zeros_like(terms.b[:, :, : len(chunks.counts)])
     # The j-th chunks of the intervals that have one are as many as a prefix of `state`, which shrinks with j.
     state, alive = entered, list(range(len(chunks.counts)))
     states: list[torch.Tensor] = []
@@ -218,6 +253,12 @@ def _entering(terms: _Terms, chunks: _Chunks, entered: torch.Tensor | None) -> t
     back = torch.empty(len(order), dtype=torch.int64)
     back[order] = torch.arange(len(order))
     return torch.cat(states, 2).index_select(2, back.to(terms.m.device))
+
+
+def _leaving(terms: _Terms, chunks: _Chunks, states: torch.Tensor) -> torch.Tensor:
+    """The state that leaves each interval, [G, R, I, K, V], from those that enter chunks."""
+    lasts = [count - 1 for count in itertools.accumulate(chunks.counts)]
+    return terms.m[:, :, lasts] @ states[:, :, lasts] + terms.b[:, :, lasts]
 
 
 def _outputs(terms: _Terms, state: torch.Tensor) -> torch.Tensor:

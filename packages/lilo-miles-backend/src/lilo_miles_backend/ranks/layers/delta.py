@@ -9,20 +9,23 @@ chunks of every row, so they tell each other, once per pass, the tokens at the e
 and the affine map of the state that each chunk is; from those each rank computes what enters its own. The exchange
 does not grow with the length of rows.
 
-The backward computes the forward again from the projection, with autograd, exchange included.
+The backward computes the forward again from the projection, but for the states that enter chunks and the chunks' own
+maps, which are kept. The gradient of a state that leaves a chunk is what the next chunk's outputs have in it and, through
+the next chunk's map, what leaves that one has: so it goes back along the row as the state went forth, by the maps
+[M^T | part] of all chunks.
 """
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 
 from lilo_miles_backend.families.shape import DeltaShape
 from lilo_miles_backend.ranks.attention import PackedRows
-from lilo_miles_backend.ranks.collectives import ALONE, Axis, gathered
-from lilo_miles_backend.ranks.kernels.delta_kernels import DeltaKernels
+from lilo_miles_backend.ranks.collectives import ALONE, Axis, stacked, summing_parts
+from lilo_miles_backend.ranks.kernels.delta_kernels import DeltaKernels, RuleInputs
 from lilo_miles_backend.ranks.layers.intervals import (
     Intervals,
     chunk_order,
@@ -73,9 +76,20 @@ class DeltaMixer(torch.nn.Module):
         self.norm = torch.nn.Parameter(torch.empty(shape.value_dim, dtype=small))
 
     def forward(self, projected_TO: torch.Tensor, rows: PackedRows) -> tuple[torch.Tensor, Saved]:
-        """The mixed tokens [T, H * V]; nothing is saved, the backward needs the projection alone."""
+        """The mixed tokens [T, H * V]; over context-parallel ranks saves the states that enter, and M of each interval."""
         with torch.no_grad():
-            return self._mix(projected_TO, rows), ()
+            intervals = self._intervals(rows, projected_TO.device)
+            qkv, z, b, a = projected_TO.split(self._columns, -1)
+            inputs = self._inputs(qkv, b, a, self._before(qkv, intervals, rows), intervals)
+            rule = self._kernels.rule(inputs, intervals)
+            del inputs
+            saved: Saved = ()
+            if self._cp.is_split:
+                maps = rule.maps()
+                saved = self._enter(maps, len(rows.padded)), maps[..., : self._key_dim].clone()
+            out = rule.outputs(saved[0] if saved else None)
+            del rule
+            return self._normed(out, z), saved
 
     def backward(
         self,
@@ -86,58 +100,111 @@ class DeltaMixer(torch.nn.Module):
         rows: PackedRows,
     ) -> torch.Tensor:
         """Gradient of the projection [T, O]."""
-        del out_TW, saved
+        del out_TW
+        intervals = self._intervals(rows, projected_TO.device)
         with torch.enable_grad():
             projected = projected_TO.detach().requires_grad_()
-            out = self._mix(projected, rows)
-            (grad,) = torch.autograd.grad(out, projected, grad_TW)
+            qkv, z, b, a = projected.split(self._columns, -1)
+            before = self._before(qkv.detach(), intervals, rows)
+            before = None if before is None else before.requires_grad_()
+            inputs = self._inputs(qkv, b, a, before, intervals)
+            rule = self._kernels.rule(inputs, intervals)
+            out = rule.outputs(saved[0] if saved else None).requires_grad_()
+            grad_out, grad_z = torch.autograd.grad(self._normed(out, z), (out, z), grad_TW)
+            del out
+        left = None
+        if saved:
+            parts = rule.entering(grad_out)
+            left = self._leave(torch.cat((saved[1].mT, parts), -1), len(rows.padded))
+        found = rule.gradients(grad_out, left)
+        del rule, grad_out
+        sources = (projected,) if before is None else (projected, before)
+        grad, *grad_before = torch.autograd.grad(
+            (inputs.q, inputs.k, inputs.v, inputs.g, inputs.beta, z),
+            sources,
+            (found.q, found.k, found.v, found.g, found.beta, grad_z),
+        )
+        for one in grad_before:
+            self._before_back(one, grad, intervals, rows)
         return grad
 
-    def _mix(self, projected_TO: torch.Tensor, rows: PackedRows) -> torch.Tensor:
-        padded = tuple(rows.padded)
-        lengths = interval_lengths(padded, self._cp.size)
-        intervals = Intervals.of(lengths, projected_TO.device)
-        qkv, z, b, a = projected_TO.split(self._columns, -1)
-        before = self._before(qkv, intervals, padded) if self._cp.is_split else None
+    def _intervals(self, rows: PackedRows, device: torch.device) -> Intervals:
+        return Intervals.of(interval_lengths(tuple(rows.padded), self._cp.size), device)
+
+    def _inputs(
+        self,
+        qkv: torch.Tensor,
+        b: torch.Tensor,
+        a: torch.Tensor,
+        before: torch.Tensor | None,
+        intervals: Intervals,
+    ) -> RuleInputs:
         mixed = self._kernels.convolve(qkv, self.conv, before, intervals)
         q, k, v = mixed.split(self._qkv, -1)
-        out = self._kernels.rule(
-            q.unflatten(-1, (self._key_heads, self._key_dim)),
-            k.unflatten(-1, (self._key_heads, self._key_dim)),
-            v.unflatten(-1, (self._value_heads, self._value_dim)),
-            -self.a_log.exp() * F.softplus(a.to(self.a_log.dtype) + self.dt_bias),
-            b.to(self.a_log.dtype).sigmoid(),
-            intervals,
-            functools.partial(self._enter, rows=len(padded)) if self._cp.is_split else None,
+        return RuleInputs(
+            q=q.unflatten(-1, (self._key_heads, self._key_dim)),
+            k=k.unflatten(-1, (self._key_heads, self._key_dim)),
+            v=v.unflatten(-1, (self._value_heads, self._value_dim)),
+            g=-self.a_log.exp() * F.softplus(a.to(self.a_log.dtype) + self.dt_bias),
+            beta=b.to(self.a_log.dtype).sigmoid(),
         )
+
+    def _normed(self, out_THV: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
         gate = z.unflatten(-1, (self._value_heads, self._value_dim))
-        return self._kernels.gated_norm(out, gate, self.norm, self._eps).flatten(1)
+        return self._kernels.gated_norm(out_THV, gate, self.norm, self._eps).flatten(1)
 
     def _before(
-        self, x_TC: torch.Tensor, intervals: Intervals, padded: tuple[int, ...]
-    ) -> torch.Tensor:
+        self, x_TC: torch.Tensor, intervals: Intervals, rows: PackedRows
+    ) -> torch.Tensor | None:
         """The tokens before each interval that the convolution sees, [I, W - 1, C]; zeros before a row begins."""
+        if not self._cp.is_split:
+            return None
         count = self.conv.shape[1] - 1
         tails = x_TC.index_select(0, tail_tokens(intervals.lengths, count, x_TC.device))
-        every = gathered(tails, self._cp)
-        places = tail_places(padded, count, self._cp.rank, self._cp.size, x_TC.device)
+        every = stacked(tails, self._cp).flatten(0, 1)
+        places = self._tail_places(rows, x_TC.device)
         found = every.index_select(0, places.clamp(min=0).flatten()).unflatten(0, places.shape)
         return found * (places >= 0)[..., None]
 
-    def _enter(self, maps: torch.Tensor, *, rows: int) -> torch.Tensor:
+    def _before_back(
+        self, grad: torch.Tensor, grad_TO: torch.Tensor, intervals: Intervals, rows: PackedRows
+    ) -> None:
+        """Add the gradient of what `_before` found on all ranks to that of this rank's projection."""
+        count = self.conv.shape[1] - 1
+        places = self._tail_places(rows, grad.device)
+        tokens = tail_tokens(intervals.lengths, count, grad.device)
+        every = grad.new_zeros(self._cp.size * len(tokens), grad.shape[-1])
+        real = grad * (places >= 0)[..., None]
+        every.index_add_(0, places.clamp(min=0).flatten(), real.flatten(0, 1))
+        own = summing_parts(every.unflatten(0, (self._cp.size, -1)), self._cp).wait()
+        grad_TO[:, : own.shape[-1]].index_add_(0, tokens, own)
+
+    def _tail_places(self, rows: PackedRows, device: torch.device) -> torch.Tensor:
+        count = self.conv.shape[1] - 1
+        return tail_places(tuple(rows.padded), count, self._cp.rank, self._cp.size, device)
+
+    def _enter(self, maps: torch.Tensor, rows: int) -> torch.Tensor:
         """The state that enters each interval, from the maps of all chunks before it, [I, H, K, V]."""
-        size, last = self._cp.size, 2 * self._cp.size - 1
-        order = chunk_order(rows, size, maps.device)
-        every = gathered(maps, self._cp)
-        own = (self._cp.rank, last - self._cp.rank)
-        width = self._key_dim
-        state = maps.new_zeros(rows, *maps.shape[1:-1], self._value_dim)
-        entering: list[torch.Tensor] = []
-        for chunk in range(own[1] + 1):
+        return self._along(maps, rows, range(2 * self._cp.size))
+
+    def _leave(self, maps: torch.Tensor, rows: int) -> torch.Tensor:
+        """The gradient of the state that leaves each interval, from the maps of all chunks after it, likewise."""
+        return self._along(maps, rows, range(2 * self._cp.size - 1, -1, -1))
+
+    def _along(self, maps: torch.Tensor, rows: int, chunks: Sequence[int]) -> torch.Tensor:
+        """What the maps of a row's chunks make of zero before each of this rank's, in the order given."""
+        size = self._cp.size
+        every = stacked(maps, self._cp).flatten(0, 1)
+        places = chunk_order(rows, size, maps.device)
+        own = (self._cp.rank, 2 * size - 1 - self._cp.rank)
+        state = maps.new_zeros(rows * maps.shape[1], self._key_dim, self._value_dim)
+        found: dict[int, torch.Tensor] = {}
+        for chunk in chunks:
             if chunk in own:
-                entering.append(state)
-            if chunk < own[1]:
-                here = every.index_select(0, order[chunk])
-                m, b = here.split((width, self._value_dim), -1)
-                state = m @ state + b
-        return torch.stack(entering, 1).flatten(0, 1)
+                found[chunk] = state.unflatten(0, (rows, -1))
+            if len(found) == len(own):
+                break
+            here = every.index_select(0, places[chunk]).flatten(0, 1)
+            m, b = here.split((self._key_dim, self._value_dim), -1)
+            state = torch.baddbmm(b, m, state)
+        return torch.stack([found[chunk] for chunk in own], 1).flatten(0, 1)
