@@ -79,6 +79,7 @@ CASES = (
         limit_s=300.0,
         small=("--model", "small", "--tokens", "8", "--long", "64", "--rounds", "1"),
     ),
+    Case("offload", limit_s=100.0, small=(*_SMALL, "--lengths", "64", "128")),
     Case("step_exactness", limit_s=120.0, small=(*_SMALL, "--tokens", "128")),
     Case("two", limit_s=240.0, gpus=2, small=(*_SMALL, "--runs", "tp:64", "cp:64")),
 )

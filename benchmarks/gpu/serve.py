@@ -109,6 +109,12 @@ def drive(
             client, data, steps, [int(share * steps) for share in shares], saves, answered
         )
         seconds[name] = (time.perf_counter() - started) / steps
+        gaps = sorted(after - before for before, after in pairwise(answered[-steps:]))
+        emit(
+            CASE,
+            setting=f"{name}: median and longest waits",
+            waits_s=[gaps[len(gaps) // 2], *gaps[-4:]],
+        )
     waits = [after - before for before, after in pairwise(answered)]
     at_most(CASE, "longest wait for a step after the server was ready, s", max(waits), STALL_S)
     emit(CASE, setting="training states saved", paths=[save.result(LIMIT_S).path for save in saves])

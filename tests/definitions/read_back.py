@@ -63,6 +63,7 @@ def of_trainer(definition: Definition, root: Path) -> dict[str, object]:
         "limits.distributed_timeout_minutes": timeout.total_seconds() / 60,
         "topology.align_sequences_to_parallel_layout": rank._batches.limits.layout.alignment.mode,
         "trainer.keep_activations": min(rank._batches.limits.levels(8)),
+        "trainer.offload_inputs": model._running.inputs is not None,
         "trainer.pack_models": rank._batches._packs_models,
         "lora.alpha": rank.adapter("m0").spec.alpha,
         "trainer.captures": _waits_in(backend, root),

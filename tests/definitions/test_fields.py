@@ -59,7 +59,12 @@ CHANGES = {
     },
     "sampler": {"sequences": 6, "max_adapters": 5, "ephemeral_versions": 3},
     "topology": {"align_sequences_to_parallel_layout": "on"},
-    "trainer": {"captures": "volume", "pack_models": True, "keep_activations": "qkv"},
+    "trainer": {
+        "captures": "volume",
+        "pack_models": True,
+        "keep_activations": "qkv",
+        "offload_inputs": True,
+    },
 }
 """Every field that something here honours, at another value than tiny's."""
 
@@ -80,6 +85,7 @@ READ_FROM_PROCESS = (
     "topology.align_sequences_to_parallel_layout",
     "trainer.captures",
     "trainer.keep_activations",
+    "trainer.offload_inputs",
     "trainer.pack_models",
 )
 

@@ -71,12 +71,34 @@ def test_too_little_room_keeps_inputs_and_no_limit_keeps_everything():
 
 
 @pytest.mark.parametrize("keep", KEEPS)
-def test_layers_that_keep_alike_cost_what_the_level_costs(keep):
-    one = job("qwen3_8b")
+@pytest.mark.parametrize("away", [False, True])
+def test_layers_that_keep_alike_cost_what_the_level_costs(keep, away):
+    one = replace(job("qwen3_8b"), offload_inputs=away)
     levels = (keep,) * one.architecture.layers
     assert memory_of(one, "lilo", levels).peak == pytest.approx(memory_of(one, "lilo", keep).peak)
     assert flops_of(one, levels) == flops_of(one, keep)
     assert traffic_of(one, levels) == traffic_of(one, keep)
+
+
+@pytest.mark.parametrize("keep", KEEPS)
+def test_inputs_that_wait_elsewhere_leave_three_of_them_on_the_gpu(keep):
+    one = job("qwen3_8b", 16384)
+    here, away = (
+        memory_of(replace(one, offload_inputs=flag), "lilo", keep) for flag in (False, True)
+    )
+    layers, size = one.architecture.layers, 16384 * 2 * one.architecture.hidden
+    assert here.peak - away.peak == pytest.approx((layers - 3) * size)
+    plan = make_plan(replace(one, offload_inputs=True, keep=keep))
+    assert plan.memory == away
+    (note,) = [note for note in plan.notes if "pinned" in note]
+    assert f"{layers * size / 1e9:.1f} GB" in note  # a layer's are a power of two here
+
+
+def test_with_inputs_elsewhere_layers_keep_more_of_the_rest():
+    one = job("qwen3_8b", 65_536)
+    here, away = (make_plan(replace(one, offload_inputs=flag)) for flag in (False, True))
+    assert sum(map(KEEPS.index, away.levels)) > sum(map(KEEPS.index, here.levels))
+    assert away.fits is True
 
 
 def test_a_plan_with_auto_fits_where_keeping_everything_does_not():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from itertools import pairwise
 from typing import Any, get_args
@@ -12,8 +13,10 @@ import pytest
 import torch
 from lilo_definitions.trainer import Keep
 from lilo_miles_backend.backend import MilesBackend
+from lilo_miles_backend.ranks.layers.offload import OffloadedInputs
 from lilo_miles_backend.ranks.layers.pieces import cut_pieces, inside
 from lilo_miles_backend.ranks.lora import Factors, Segment
+from lilo_miles_backend.ranks.side_stream import SideStream
 from lilo_miles_backend.ranks.stream import pack
 
 from tests.miles_backend import reference as ref
@@ -93,11 +96,68 @@ def test_every_level_and_any_mixture_has_the_same_bits(alone: MilesBackend) -> N
             assert torch.equal(other[name], value), name
 
 
+@contextmanager
+def _offloaded(model: Any) -> Iterator[OffloadedInputs]:
+    """As a definition's `offload_inputs` would; the buffers are smaller than some inputs."""
+    inputs = OffloadedInputs(SideStream(torch.device("cpu")), usual_bytes=1000)
+    model._running.inputs = inputs
+    try:
+        yield inputs
+    finally:
+        model._running.inputs = None
+
+
+def test_inputs_that_wait_in_the_hosts_memory_change_no_bit(alone: MilesBackend) -> None:
+    model: Any = alone.ranks.rank._model
+    for levels in _mixtures(4):
+        wanted = _numbers_alone(alone, levels)
+        with _offloaded(model) as inputs:
+            for _ in range(2):
+                found = _numbers_alone(alone, levels)
+                for name, value in wanted.items():
+                    assert torch.equal(found[name], value), name
+            buffers = [buffer.data_ptr() for buffer in inputs._buffers]
+            assert len(buffers) == 4
+            _numbers_alone(alone, levels)
+            assert buffers == [buffer.data_ptr() for buffer in inputs._buffers]  # used again
+
+
+def test_a_microbatch_that_failed_half_way_leaves_no_inputs_to_the_next(
+    alone: MilesBackend,
+) -> None:
+    model: Any = alone.ranks.rank._model
+    levels: list[Keep] = ["input"] * 4
+    wanted = _numbers_alone(alone, levels)
+    stream = pack((24,), (24,), 0, 1)
+    with _offloaded(model):
+        model.activate()
+        model.hidden(torch.arange(24)[None], stream, with_grad=True)  # and nothing goes back
+        model.hidden(torch.arange(24)[None], stream, with_grad=False)
+        found = _numbers_alone(alone, levels)
+    assert all(torch.equal(found[name], value) for name, value in wanted.items())
+
+
+def test_layers_whose_inputs_are_away_keep_that_much_less(alone: MilesBackend) -> None:
+    model: Any = alone.ranks.rank._model
+    tokens, ids = 24, torch.arange(24)[None]
+    stream = pack((tokens,), (tokens,), 0, 1)
+    model.activate()
+    for level in LEVELS:
+        model.keep([level] * 4)
+        here = _kept_bytes(model.hidden(ids, stream, with_grad=True))
+        with _offloaded(model):
+            away = _kept_bytes(model.hidden(ids, stream, with_grad=True))
+        size = 4 * tokens * model.shape.hidden_size
+        assert [a - b for a, b in zip(here, away, strict=True)] == [size] * 4
+
+
 @pytest.mark.slow
 def test_levels_have_the_same_bits_where_ranks_cut_model_and_rows(cut: World) -> None:
     layers = len(cut.call(_levels_of)[0])
     found: list[dict[str, torch.Tensor]] = []
-    for levels in _mixtures(layers):
+    mixtures = _mixtures(layers)
+    for away, levels in [*((False, one) for one in mixtures), (True, mixtures[-1])]:
+        cut.call(_send_inputs, away)
         cut.call(_keep_those, levels)
         cut.run(*_items())
         found.append({})
@@ -108,6 +168,7 @@ def test_levels_have_the_same_bits_where_ranks_cut_model_and_rows(cut: World) ->
     for other in found[1:]:
         for name, value in found[0].items():
             assert torch.equal(other[name], value), name
+    cut.call(_send_inputs, False)
 
 
 @pytest.mark.slow
@@ -133,6 +194,11 @@ def _kept_rows(rank: Any, tokens: int) -> list[int]:
             found.append(kept.x.shape[0])
         node = node.next_functions[0][0] if node.next_functions else None
     return found
+
+
+def _send_inputs(rank: Any, away: bool) -> None:
+    side = SideStream(torch.device("cpu"))
+    rank._model._running.inputs = OffloadedInputs(side, usual_bytes=0) if away else None
 
 
 def _levels_of(rank: Any) -> tuple[Keep, ...]:

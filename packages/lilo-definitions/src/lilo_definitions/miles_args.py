@@ -179,6 +179,11 @@ def _check_matchable(definition: Definition) -> None:
             f"definition {name!r} has trainer.keep_activations {keep}, which Megatron's recompute has no level for; "
             "compare with input or all"
         )
+    if definition.trainer.offload_inputs:
+        raise InvalidDefinition(
+            f"definition {name!r} has trainer.offload_inputs, and the raw run keeps inputs on the GPU; "
+            "compare without it"
+        )
     if definition.lora.alpha != int(definition.lora.alpha):
         raise InvalidDefinition(
             f"definition {name!r} has lora.alpha {definition.lora.alpha}; --lora-alpha takes whole numbers"

@@ -27,6 +27,10 @@ class Trainer(Part):
     least memory, 20-26 % more time. attention also keeps the attention output, by far the best time per byte; qkv adds
     the projections; all computes nothing twice. auto gives each layer the most that fits, for the tokens of each
     microbatch; on CPU that is all."""
+    offload_inputs: bool = False
+    """Whether the inputs of layers wait for the backward in the host's memory, pinned, and not on the GPU: what `input`
+    keeps then costs next to nothing there, and every other level that much less. Copies run beside what a layer
+    computes, so it costs no time where rows are long; on CPU it saves nothing."""
     pack_models: bool = False
     """Whether a microbatch may hold rows of several models: faster with many small requests, and then co-batched
     equals alone to 1e-6 instead of bit for bit."""

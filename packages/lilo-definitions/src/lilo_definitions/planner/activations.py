@@ -9,12 +9,17 @@ Names: H hidden, F inner, e bytes of an activation; q, k, v widths of all heads;
 
 from __future__ import annotations
 
+import math
+
 from lilo_definitions.architecture import Kind
 from lilo_definitions.planner.job import Job
 from lilo_definitions.trainer import KEEPS, Keep
 
 MLP_PIECE_TOKENS = 8192
 """Tokens that an MLP has at once, forward and backward: gate, up and their gradients are never there for all."""
+INPUTS_HERE = 3
+"""Inputs that are on the GPU where layers' inputs wait elsewhere: the first layer's, which the graph of the backward ends
+in, that of the layer at work, and that of the next one."""
 _DELTA_CHUNK = 64
 """Tokens of a chunk of the delta rule; each leaves a state of key_dim x value_dim per value head."""
 _FP32 = 4
@@ -26,13 +31,33 @@ def kept_bytes(job: Job, keep: Keep) -> float:
     kept = model.softmax_layers * layer_bytes(job, "softmax", keep)
     if model.linear is not None:
         kept += model.linear_layers * layer_bytes(job, "linear", keep)
-    return kept
+    return kept + inputs_here_bytes(job)
 
 
 def layer_bytes(job: Job, kind: Kind, keep: Keep) -> float:
     """What one layer keeps for its backward."""
     parts = _softmax_kept(job) if kind == "softmax" else _linear_kept(job)
-    return job.tokens_per_rank * sum(parts[: KEEPS.index(keep) + 1])
+    first = 1 if job.offload_inputs else 0
+    return job.tokens_per_rank * sum(parts[first : KEEPS.index(keep) + 1])
+
+
+def input_bytes(job: Job) -> float:
+    """One layer's input."""
+    return job.tokens_per_rank * job.dtype_bytes * job.architecture.hidden / job.stream_shards
+
+
+def inputs_here_bytes(job: Job) -> float:
+    """Of inputs that wait in the host's memory, what the GPU holds all the same."""
+    if not job.offload_inputs:
+        return 0.0
+    return min(INPUTS_HERE, job.architecture.layers) * input_bytes(job)
+
+
+def inputs_away_bytes(job: Job) -> float:
+    """Pinned memory of the host that they take; torch rounds each layer's up to a power of two."""
+    if not job.offload_inputs:
+        return 0.0
+    return job.architecture.layers * 2.0 ** math.ceil(math.log2(input_bytes(job)))
 
 
 def _softmax_kept(job: Job) -> tuple[float, float, float, float]:

@@ -44,6 +44,8 @@ class Job:
     lora_rank: int = 32
     targets: tuple[TargetGroup, ...] = ("attn", "mlp")
     keep: KeepActivations = "input"
+    offload_inputs: bool = False
+    """Whether layers' inputs wait in the host's memory; on a CPU they are there anyway."""
     logprob_chunk_tokens: int = 1024
     shard_embedding: bool = True
     """Whether tensor-parallel ranks share the embedding; a measured slice held it whole."""
@@ -85,6 +87,7 @@ class Job:
             lora_rank=definition.lora.max_rank,
             targets=definition.lora.targets,
             keep=definition.trainer.keep_activations,
+            offload_inputs=definition.trainer.offload_inputs and gpu is not None,
             logprob_chunk_tokens=definition.limits.logprob_chunk_tokens,
         )
 

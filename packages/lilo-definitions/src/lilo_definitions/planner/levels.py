@@ -66,7 +66,7 @@ def choose_levels(job: Job, room_bytes: float | None) -> Levels:
 def fullest_of(job: Job, levels: Sequence[Keep]) -> Kept:
     """The moment that holds most: the loss, or a block's backward in a layer, those after which have let go."""
     kinds = job.architecture.kinds
-    held = 0.0
+    held = activations.inputs_here_bytes(job)
     found: list[Kept] = []
     work = {one: layer_moments(job, *one) for one in set(zip(kinds, levels, strict=True))}
     for one in zip(kinds, levels, strict=True):

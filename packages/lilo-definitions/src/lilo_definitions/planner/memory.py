@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from lilo_definitions.planner import activations
 from lilo_definitions.planner.adapters import adapter_parameters_on_a_rank
@@ -86,7 +86,7 @@ def held_bytes(job: Job) -> float:
 
 def _kept_by_all(job: Job, trainer: TrainerName, keep: Keep) -> float:
     if trainer == "miles":
-        return activations.kept_bytes(job, "input")
+        return activations.kept_bytes(replace(job, offload_inputs=False), "input")
     return activations.kept_bytes(job, keep)
 
 

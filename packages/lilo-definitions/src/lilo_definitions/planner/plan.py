@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+from lilo_definitions.planner.activations import inputs_away_bytes
 from lilo_definitions.planner.adapters import adapter_parameters
 from lilo_definitions.planner.flops import Flops, flops_of
 from lilo_definitions.planner.job import Job, TrainerName
@@ -174,6 +175,12 @@ def _notes(job: Job, trainer: TrainerName) -> list[str]:
     if job.architecture.linear is not None and trainer == "lilo":
         notes.append(
             "the delta nets' working memory and speed are computed from their shapes, not measured on GPUs"
+        )
+    if job.offload_inputs and trainer == "lilo":
+        away = inputs_away_bytes(job) / _GB
+        notes.append(
+            f"inputs of layers wait in pinned memory of the host: {away:.1f} GB for each rank; that copying them takes no "
+            "time of its own is assumed"
         )
     if job.gpu is not None and job.gpu.name != "H200":
         notes.append(f"rates are of an H200, scaled to {job.gpu.name} by data sheet")

@@ -28,11 +28,13 @@ from lilo_miles_backend.ranks.kernels.choose import kernels_of
 from lilo_miles_backend.ranks.kernels.kernels import Optimizer
 from lilo_miles_backend.ranks.kernels.short_segments import Segments
 from lilo_miles_backend.ranks.layers.layer import Active, Layer, Running
+from lilo_miles_backend.ranks.layers.offload import OffloadedInputs
 from lilo_miles_backend.ranks.layers.softmax import SoftmaxMixer
 from lilo_miles_backend.ranks.layers.stream_shards import StreamShards
 from lilo_miles_backend.ranks.logprobs import Head
 from lilo_miles_backend.ranks.lora import Segment
 from lilo_miles_backend.ranks.parallel import Parallel
+from lilo_miles_backend.ranks.side_stream import SideStream
 from lilo_miles_backend.ranks.sites import HEAD_SITE, LoraSite, lora_sites
 from lilo_miles_backend.ranks.stream import Stream
 from lilo_miles_backend.ranks.weights import Origin, load_weights, vocabulary_rows
@@ -54,7 +56,7 @@ class BaseModel:
         self.device = device
         self.parallel = parallel
         alignment = Alignment.of(definition.topology, sequence_parallel=False)
-        self._running = Running()
+        self._running = Running(inputs=_offloaded(definition, self.shape, device, parallel))
         self._shards = StreamShards(parallel.tp)
         kernels = kernels_of(device.torch_device)
         self._kernels = kernels
@@ -148,6 +150,8 @@ class BaseModel:
             with_grad: the graph reaches down to the first layer, so that all adapters get gradients.
         """
         self._running.rows = PackedRows.of(stream, self.device.torch_device)
+        if self._running.inputs is not None:
+            self._running.inputs.begin()
         num_tokens = tokens_1T.shape[1]
         with torch.set_grad_enabled(with_grad):
             embedded_T1H = self._gpt.embedding(input_ids=tokens_1T, position_ids=None)
@@ -156,6 +160,17 @@ class BaseModel:
             x_t1H = self._shards.own(embedded_T1H.detach().squeeze(1)).unsqueeze(1)
             hidden_t1H = self._gpt.decoder(x_t1H.requires_grad_(with_grad), attention_mask=None)
             return self._shards.gathered(hidden_t1H.squeeze(1), num_tokens)
+
+
+def _offloaded(
+    definition: Definition, shape: ModelShape, device: Device, parallel: Parallel
+) -> OffloadedInputs | None:
+    """Where layers' inputs wait, if the definition sends them away."""
+    if not definition.trainer.offload_inputs:
+        return None
+    tokens = -(-definition.limits.max_tokens_per_rank // parallel.tp.size)
+    size = tokens * shape.hidden_size * compute_dtype(definition).itemsize
+    return OffloadedInputs(SideStream(device.torch_device), usual_bytes=size)
 
 
 def _check_fits(definition: Definition, shape: ModelShape, folder: Path) -> None:

@@ -9,50 +9,32 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 
 import torch
 from lilo_engine.errors import CommandFailed
+
+from lilo_miles_backend.ranks.side_stream import Mark, SideStream
 
 CHUNK_BYTES = 32 << 20
 """Of one buffer: long enough for the link's full speed, short enough to be forgotten in the host's memory."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
-    """A point in what was queued."""
-
-    event: torch.cuda.Event | None
-    """None: on a CPU nothing is queued."""
-
-    def wait(self) -> None:
-        """Until the device has come there; other threads run meanwhile."""
-        if self.event is not None:
-            self.event.synchronize()
-
-
 class Staging:
-    """The buffers and the stream of one device."""
+    """The buffers of one device."""
 
     def __init__(self, device: torch.device, *, chunk_bytes: int = CHUNK_BYTES) -> None:
         """Pin the buffers; `chunk_bytes` is a multiple of the largest element."""
-        on_gpu = device.type == "cuda"
-        self._stream = torch.cuda.Stream(device) if on_gpu else None
+        self._side = SideStream(device)
         self._chunk_bytes = chunk_bytes
         self._buffers = [
-            torch.empty(chunk_bytes, dtype=torch.uint8, pin_memory=on_gpu) for _ in range(2)
+            torch.empty(chunk_bytes, dtype=torch.uint8, pin_memory=self._side.pins)
+            for _ in range(2)
         ]
         self._alone = threading.Lock()
 
     def mark(self) -> Mark:
         """What the calling thread has queued on the device so far."""
-        if self._stream is None:
-            return Mark(event=None)
-        # Blocking: a thread that waits for the link leaves its core to the one that trains.
-        event = torch.cuda.Event(blocking=True)
-        event.record(torch.cuda.current_stream(self._stream.device))
-        return Mark(event=event)
+        return self._side.mark()
 
     def bring(self, flat: torch.Tensor, ready: Mark) -> torch.Tensor:
         """A copy of a contiguous 1-D tensor in the host's memory; waits for it, and for nothing that comes after it.
@@ -67,7 +49,7 @@ class Staging:
         host = _room_for(flat)
         most = self._chunk_bytes // flat.element_size()
         flying: deque[tuple[torch.Tensor, torch.Tensor, Mark]] = deque()
-        with self._alone, self._beside(ready):
+        with self._alone, self._side.after(ready):
             try:
                 pieces = zip(host.split(most), flat.split(most), strict=True)
                 for index, (target, source) in enumerate(pieces):
@@ -76,21 +58,13 @@ class Staging:
                     buffer = self._buffers[index % len(self._buffers)].view(flat.dtype)
                     buffer = buffer[: source.numel()]
                     buffer.copy_(source, non_blocking=True)
-                    flying.append((target, buffer, self.mark()))
+                    flying.append((target, buffer, self._side.mark()))
                 while flying:
                     _land(*flying.popleft())
             finally:
                 # The tensor's memory belongs to the stream that computes, which may write to it as soon as it is let go of.
-                if self._stream is not None:
-                    self._stream.synchronize()
+                self._side.synchronize()
         return host
-
-    def _beside(self, ready: Mark) -> AbstractContextManager[object]:
-        """Queue on the stream of its own, after `ready`."""
-        if self._stream is None or ready.event is None:
-            return nullcontext()
-        self._stream.wait_event(ready.event)
-        return torch.cuda.stream(self._stream)
 
 
 def _land(target: torch.Tensor, buffer: torch.Tensor, arrived: Mark) -> None:

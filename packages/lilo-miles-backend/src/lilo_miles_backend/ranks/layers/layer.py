@@ -33,6 +33,7 @@ from lilo_miles_backend.ranks.kernels.kernels import Kernels
 from lilo_miles_backend.ranks.layers.linear import Linear
 from lilo_miles_backend.ranks.layers.mixer import Mixer, Saved
 from lilo_miles_backend.ranks.layers.mlp import GateUps, Mlp, MlpAdapters
+from lilo_miles_backend.ranks.layers.offload import OffloadedInputs
 from lilo_miles_backend.ranks.layers.stream_shards import StreamShards
 from lilo_miles_backend.ranks.lora import Segment
 
@@ -73,13 +74,16 @@ class Running:
     """What the layers of a model share about the microbatch that runs; set by `BaseModel.hidden`."""
 
     rows: PackedRows | None = None
+    inputs: OffloadedInputs | None = None
+    """Where layers' inputs wait for the backward, if not with what layers keep."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Kept:
     """Between a forward and its backward; None: to be computed again."""
 
-    x: torch.Tensor
+    x: torch.Tensor | None
+    """None: it is in `Running.inputs`."""
     mixed: torch.Tensor | None = None
     saved: Saved = ()
     middle: torch.Tensor | None = None
@@ -169,12 +173,13 @@ class Layer(torch.nn.Module):
         self, grad_tH: torch.Tensor, kept: _Kept, rows: PackedRows, active: Active
     ) -> torch.Tensor:
         """Gradient of x; adds to the adapters' gradients, and lets go of each activation as soon as it can."""
-        num_tokens = rows.positions.shape[0]
+        num_tokens, x_tH = rows.positions.shape[0], kept.x
+        assert x_tH is not None, "it was fetched before"
         if kept.middle is None:
-            projected = self._project(kept.x, num_tokens, active)
+            projected = self._project(x_tH, num_tokens, active)
             mixed, saved = self.mixer.forward(projected, rows)
             kept.projected, kept.mixed, kept.saved = projected, mixed, saved
-            kept.middle = self._out(mixed, kept.x, active)
+            kept.middle = self._out(mixed, x_tH, active)
             del projected, mixed
         grad_middle = self._mlp.backward(
             grad_tH, kept.middle, num_tokens, kept.gate_ups, active.mlp
@@ -185,19 +190,19 @@ class Layer(torch.nn.Module):
             self._shards.whole(grad_middle, num_tokens), kept.mixed, active.out_proj
         )
         if kept.projected is None:
-            kept.projected = self._project(kept.x, num_tokens, active)
+            kept.projected = self._project(x_tH, num_tokens, active)
         grad_projected = self.mixer.backward(
             grad_mixed, kept.projected, kept.mixed, kept.saved, rows
         )
         del grad_mixed
         kept.mixed, kept.saved, kept.projected = None, (), None
-        normed, inverse = self._elementwise.rms_norm(kept.x, self.input_norm, self._eps)
+        normed, inverse = self._elementwise.rms_norm(x_tH, self.input_norm, self._eps)
         normed = self._shards.whole(normed, num_tokens)
         partial = self.linears["in_proj"].backward(grad_projected, normed, active.in_proj)
         del normed, grad_projected
         grad_normed = self._shards.summed(partial)
         del partial
-        grad_x = self._elementwise.rms_norm_backward(grad_normed, kept.x, inverse, self.input_norm)
+        grad_x = self._elementwise.rms_norm_backward(grad_normed, x_tH, inverse, self.input_norm)
         return grad_x.add_(grad_middle)
 
     def _project(self, x_tH: torch.Tensor, num_tokens: int, active: Active) -> torch.Tensor:
@@ -224,8 +229,12 @@ class _Node(torch.autograd.Function):
         active: Active,
         level: Keep,
     ) -> torch.Tensor:
-        y_tH, ctx.kept = layer._run(x.view(-1, x.shape[-1]), rows, active, level)
-        ctx.layer, ctx.rows, ctx.active = layer, rows, active
+        x_tH, inputs = x.view(-1, x.shape[-1]), layer._running.inputs
+        ctx.place = None if inputs is None else inputs.put(x_tH)
+        y_tH, kept = layer._run(x_tH, rows, active, level)
+        if inputs is not None:
+            kept.x = None
+        ctx.layer, ctx.rows, ctx.active, ctx.inputs, ctx.kept = layer, rows, active, inputs, kept
         return y_tH.view_as(x)
 
     @staticmethod
@@ -233,6 +242,8 @@ class _Node(torch.autograd.Function):
         # Not through save_for_backward: activations are let go of one by one, and gradients written over some.
         kept, ctx.kept = ctx.kept, None
         assert kept is not None, "a layer is walked back once"
+        if ctx.place is not None:
+            kept.x = ctx.inputs.take(ctx.place)
         (grad,) = grads
         grad_tH = grad.reshape(-1, grad.shape[-1])
         grad_x = ctx.layer._back(grad_tH, kept, ctx.rows, ctx.active)
