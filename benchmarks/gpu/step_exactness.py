@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from lilo_engine.operations.datum import Datum
 from lilo_miles_backend.bench.native import LORA_RANK, Layout, Trainer, definition, random_datums
+from lilo_miles_backend.bench.peer import MODULES
 
 from benchmarks.gpu.lines import at_most, emit, part
 from benchmarks.gpu.models import model_folder
 
 CASE = "step_exactness"
-MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 SLACK = 1.1
 """Both are rounding of the same kind; which is nearer differs from tensor to tensor."""
 ALONE = 1.5

@@ -17,6 +17,7 @@ from lilo_miles_backend.bench.native import LORA_RANK
 from lilo_miles_backend.bench.random_model import config_of
 
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""Linears that adapters act on, as PEFT names them."""
 
 
 def use_liger() -> None:

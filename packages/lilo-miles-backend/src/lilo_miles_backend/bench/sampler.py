@@ -23,11 +23,11 @@ from lilo_miles_backend.bench.publishing import Publishing
 from lilo_miles_backend.bench.sampling_native import NativeSampler
 from lilo_miles_backend.bench.sampling_peer import Peer
 from lilo_miles_backend.bench.turns import Method, Spent, take_turns
+from lilo_miles_backend.ranks.dtype import compute_dtype
 
 SECTIONS = ("one_prompt", "many_prompts", "adapters", "prefill", "publish")
 LONG_TOKENS = {"cpu": 4096, "cuda": 16_384}
 """Of the prompt that is prefilled, if the definition's context has room for it."""
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 Report: TypeAlias = dict[str, dict[str, Any]]
 """Section -> case -> figure -> number; `settings` and `agreement` have no cases."""
@@ -129,7 +129,7 @@ class _Bench:
             names=self._names,
             lora_rank=self._rank,
             device=self._device,
-            dtype=_DTYPES[definition.dtype],
+            dtype=compute_dtype(definition),
         )
         self._ours = stack.enter_context(NativeSampler(definition))
         for name in self._names:

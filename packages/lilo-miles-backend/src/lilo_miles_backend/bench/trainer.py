@@ -27,10 +27,10 @@ from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from lilo_miles_backend.backend import MilesBackend
+from lilo_miles_backend.bench.peer import MODULES
 from lilo_miles_backend.bench.sizes import SIZES, Size, definition_of, write_model
 
 LORA_RANK = 16
-MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 ADAPTERS = 4
 
 Step = Callable[[], float]

@@ -14,7 +14,6 @@ from concurrent.futures import Future
 import anyio
 import anyio.to_thread
 import numpy as np
-import torch
 from lilo_definitions import resolve_source
 from lilo_engine.errors import Gone, InvalidRequest, LiloError, NotFound, ServerError, Unavailable
 from lilo_engine.sampling.engine import (
@@ -26,6 +25,7 @@ from lilo_engine.sampling.engine import (
 )
 from lilo_engine.sampling.validate import check_request
 
+from lilo_miles_backend.ranks.dtype import compute_dtype
 from lilo_miles_backend.sampler.adapters import Adapter, read_adapter
 from lilo_miles_backend.sampler.batch import Batch
 from lilo_miles_backend.sampler.device import cache_limit, choose_device
@@ -35,7 +35,6 @@ from lilo_miles_backend.sampler.text import StopStrings, read_tokenizer
 from lilo_miles_backend.sampler.weights import read_base
 from lilo_miles_backend.sampler.worker import Worker
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _CLOSE_S = 10.0
 """A step takes milliseconds to a few seconds; `close` waits for one."""
 
@@ -58,7 +57,7 @@ class EmbeddedSampler:
         definition = config.definition
         folder = resolve_source(definition.model.source)
         device = choose_device(definition, threads=num_threads)
-        base = read_base(folder, dtype=_DTYPES[definition.dtype], device=device)
+        base = read_base(folder, dtype=compute_dtype(definition), device=device)
         if base.shape.vocab_size != definition.model.vocab_size:
             raise ValueError(
                 f"definition {definition.name!r} says vocab_size {definition.model.vocab_size}, "
