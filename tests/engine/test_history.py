@@ -183,6 +183,42 @@ async def test_a_window_that_is_never_closed_keeps_no_other_model_from_being_sav
         assert 1 <= num_saves() <= 3
 
 
+@pytest.mark.parametrize("ends", ["a step", "a refused step", "a load"])
+async def test_a_window_that_grows_for_ever_is_let_go_until_the_next_snapshot(
+    build, tmp_path, engine_with, ends
+):
+    limit = 4 * PASS_BYTES
+    model = ModelId("m")
+    async with engine_with(uncovered_bytes=limit, memory_bytes=0) as rig:
+        await rig.create(build.model("m"))
+        await rig.do(build.forward_backward("m", 1))
+        await rig.do(build.step("m", 2))
+        early = await rig.do(build.save("m", 3))
+        await rig.do(build.forward_backward("m", 4))
+        await rig.do(build.step("m", 5))
+        for number in range(6, 16):
+            await rig.do(long_pass(build, "m", number))
+        assert rig.engine.kept_bytes()["uncovered"] <= limit
+        assert not rig.engine.history.is_kept(model)
+        await caught_up(rig)
+        assert not list((tmp_path / "segments").glob("segment-*"))
+        if ends == "a step":
+            await rig.do(build.step("m", 16))
+        elif ends == "a load":
+            await rig.do(build.load("m", 16, early.ref))
+        else:
+            await rig.error(await rig.engine.submit(build.forward_backward("m", 16, loss="no")))
+            await rig.error(await rig.engine.submit(build.step("m", 17)))
+        assert rig.engine.history.is_kept(model) == (ends == "a load")
+        saved = await rig.do(build.save("m", 18 if ends == "a refused step" else 17, name="late"))
+        assert rig.engine.history.is_kept(model)
+        base = rig.engine.history.base(model)
+        assert base.source == (early.ref if ends == "a load" else saved.ref)
+        number = 19 if ends == "a refused step" else 18
+        await rig.do(long_pass(build, "m", number))
+        assert [done.seq_id for done in rig.engine.history.done(model)] == [number]
+
+
 async def test_a_disk_that_takes_nothing_stops_nobody(build, tmp_path, engine_with):
     blocked = tmp_path / "a file"
     blocked.write_text("not a folder")

@@ -5,11 +5,13 @@
 Restoring the newest snapshot (`base`) and repeating what was done since (`done`), in its plans, gives the state that
 a lost trainer had. When what no snapshot covers takes more than `uncovered_bytes`, the engine takes a snapshot of its
 own, of the model that `heaviest` names. The passes of a window that is still open are in no snapshot: they are kept
-until a step closes it and another snapshot follows. Belongs to the engine's event loop.
+until a step closes it and another snapshot follows. A window that grows beyond the same limits by itself is let go, and
+its model's state can be made again only from the next snapshot on. Belongs to the engine's event loop.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -46,10 +48,25 @@ class _Kept:
     size_bytes: int = 0
     not_before_bytes: float = 0
     not_before_operations: float = 0
+    last_step: int = 0
+    """Number of the newest step."""
+    window_bytes: int = 0
+    window_passes: int = 0
+    """Of the open window."""
+    lost_until: float = 0
+    """What was done up to this number is not kept, and no snapshot has it; infinite while its window is open."""
 
     def add(self, done: Done) -> None:
         self.done.append(done)
         self.size_bytes += _size(done)
+        if isinstance(done, Pass):
+            self.window_bytes += _size(done)
+            self.window_passes += 1
+
+    def close_window(self) -> None:
+        self.window_bytes = self.window_passes = 0
+        if self.lost_until == math.inf:
+            self.lost_until = self.last_step
 
     def put_off(self) -> None:
         self.not_before_bytes = _AGAIN * self.size_bytes
@@ -104,28 +121,43 @@ class History:
         payload = self.payloads.done(entry)
         if payload is None:
             return
-        if model_id not in self._models:
+        kept = self._models.get(model_id)
+        if kept is None or kept.lost_until == math.inf:
             self.payloads.give_up(payload)
             return
         self._add(model_id, Pass(seq_id=entry.seq_id, plan=plan, payload=payload))
+        too_large = kept.window_bytes > self.settings.uncovered_bytes
+        if too_large or kept.window_passes > self.settings.uncovered_operations:
+            self._cut(kept, len(kept.done))
+            kept.lost_until = math.inf
 
     def stepped(self, operation: OptimStep, plan: PlanRecord) -> None:
         """A step was done."""
-        if operation.model_id in self._models:
+        kept = self._models.get(operation.model_id)
+        if kept is None:
+            return
+        kept.last_step = operation.seq_id
+        if kept.lost_until < math.inf:
             done = Step(seq_id=operation.seq_id, plan=plan, operation=operation)
             self._add(operation.model_id, done)
+        kept.close_window()
 
     def dropped(self, model_id: ModelId) -> None:
         """The gradients of the open window were dropped, so its passes had no effect."""
         kept = self._models.get(model_id)
-        while kept is not None and kept.done and isinstance(kept.done[-1], Pass):
+        if kept is None:
+            return
+        while kept.done and isinstance(kept.done[-1], Pass):
             self._leave(kept, kept.done.pop())
+        kept.close_window()
 
     def loaded(self, operation: LoadState) -> None:
         """The state is a checkpoint's: nothing that was done before matters."""
         kept = self._models.get(operation.model_id)
         if kept is not None:
             self._cut(kept, len(kept.done))
+            kept.close_window()
+            kept.lost_until = 0
             kept.base = Base(source=operation.source, with_optimizer=operation.with_optimizer)
 
     # Snapshots.
@@ -134,8 +166,7 @@ class History:
         """A training state was frozen: it has every step that was done."""
         kept = self._models.get(model_id)
         if kept is not None:
-            steps = (done.seq_id for done in reversed(kept.done) if isinstance(done, Step))
-            self._marks[capture] = kept, next(steps, 0)
+            self._marks[capture] = kept, kept.last_step
 
     def not_captured(self, model_id: ModelId) -> None:
         """A state could not be frozen: the next try waits until more is uncovered."""
@@ -153,10 +184,13 @@ class History:
             return
         # Nothing is left of what came before a load that came between.
         count = sum(done.seq_id <= seq_id for done in kept.done)
-        if count:
+        finds = 0 < kept.lost_until <= seq_id
+        if count or finds:
             self._cut(kept, count)
             kept.base = Base(source=source, with_optimizer=True)
             kept.not_before_bytes = kept.not_before_operations = 0
+        if finds:
+            kept.lost_until = 0
 
     def lose_trainer(self) -> None:
         """Captures are gone; what was done is not."""
@@ -184,6 +218,10 @@ class History:
         return None
 
     # Doing it again.
+
+    def is_kept(self, model_id: ModelId) -> bool:
+        """Whether `base` and `done` give the state that the model has."""
+        return self._models[model_id].lost_until == 0
 
     def base(self, model_id: ModelId) -> Base:
         """What the operations of `done` start from."""
