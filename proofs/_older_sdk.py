@@ -14,7 +14,7 @@ from tinker import types
 def wait(value: Any) -> Any:
     """What a call gives, whether the SDK returns it, a future of it, or a future of a future."""
     while hasattr(value, "result"):
-        value = value.result(timeout=60)
+        value = value.result(timeout=120)
     return value
 
 

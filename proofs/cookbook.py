@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import tinker
+from _packages import install
 from _proof import Proof, tiny_server
 from lilo_engine.demo.server import LocalServer
 
@@ -55,20 +56,15 @@ def main() -> None:
     proof = Proof("cookbook")
     with tempfile.TemporaryDirectory(prefix="lilo-cookbook-") as folder:
         site = Path(folder) / "site"
-        install(site)
+        with proof.part("packages"):
+            # In a folder of its own, beside this environment.
+            install("--no-deps", "--target", str(site), COOKBOOK, *NEEDS)
         with tiny_server() as server:
             for recipe in SETTINGS:
                 with proof.part(recipe):
                     proof.equal(f"{recipe}: as its authors wrote it", changed(site, recipe), False)
                     run(proof, server, site, Path(folder) / recipe, recipe)
     proof.end()
-
-
-def install(site: Path) -> None:
-    """Into a folder of its own, beside this environment."""
-    uv = Path(sys.executable).with_name("uv")
-    command = [uv, "pip", "install", "--quiet", "--no-deps", "--target", site, COOKBOOK, *NEEDS]
-    subprocess.run(command, check=True, timeout=LIMIT_S)
 
 
 def changed(site: Path, recipe: str) -> bool:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from _packages import UV, install
 from _proof import Proof, tiny_server
 
 VERSIONS = ("0.24.1", "0.25.0", "0.26.0", "0.38.0")
@@ -23,13 +24,14 @@ SCRIPT = Path(__file__).with_name("_older_sdk.py")
 def environment(folder: Path, version: str) -> Path:
     """The interpreter of a fresh environment with this version."""
     home = folder / version
-    uv = str(Path(sys.executable).with_name("uv"))
     python = home / "bin" / "python"
-    for command in (
-        [uv, "venv", "-q", "--python", sys.executable, str(home)],
-        [uv, "pip", "install", "-q", "--python", str(python), f"tinker=={version}"],
-    ):
-        subprocess.run(command, check=True, timeout=LIMIT_S, capture_output=True, text=True)
+    subprocess.run(
+        [UV, "venv", "-q", "--python", sys.executable, str(home)],
+        check=True,
+        timeout=LIMIT_S,
+        capture_output=True,
+    )
+    install("--python", str(python), f"tinker=={version}")
     return python
 
 
