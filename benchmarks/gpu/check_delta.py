@@ -145,12 +145,12 @@ def time_one(
     """Forward, and backward with its recomputation; with maps, all but the exchange itself."""
     shape = sizes.timed
     axis = ALONE if cp == 1 else Axis(name="cp", rank=0, size=cp, group=None)
-    mixer = _mixer(shape, kernels, torch.bfloat16, device, axis)
+    mixer = make_mixer(shape, kernels, torch.bfloat16, device, axis)
     rows = PackedRows.of(pack((tokens * cp,), (tokens * cp,), 0, cp), device)
     features = sum(mixer._columns)
     projected = torch.randn(tokens, features, device=device).bfloat16()
     grad = torch.randn(tokens, shape.value_width, device=device).bfloat16()
-    with _alike():
+    with alike():
         out, saved = mixer.forward(projected, rows)
         forward = timed(lambda: mixer.forward(projected, rows), warm=2, runs=5)
         backward = timed(lambda: mixer.backward(grad, projected, out, saved, rows), warm=2, runs=5)
@@ -233,7 +233,7 @@ class Values:
     def _mixer(
         self, kernels: DeltaKernels, dtype: torch.dtype, of: torch.dtype, cp: Axis = ALONE
     ) -> DeltaMixer:
-        mixer = _mixer(self.shape, kernels, dtype, self.projected.device, cp)
+        mixer = make_mixer(self.shape, kernels, dtype, self.projected.device, cp)
         with torch.no_grad():
             for name, parameter in mixer.named_parameters():
                 rounded = self.weights[name].to(of) if name == "conv" else self.weights[name]
@@ -280,7 +280,7 @@ def _together(cp: int, turn: threading.Lock) -> Iterator[None]:
 
 
 @contextmanager
-def _alike() -> Iterator[None]:
+def alike() -> Iterator[None]:
     """In place of a process group: every rank has told the same as this one."""
 
     def every(x: torch.Tensor, axis: Axis) -> torch.Tensor:
@@ -293,7 +293,7 @@ def _alike() -> Iterator[None]:
         yield
 
 
-def _mixer(
+def make_mixer(
     shape: DeltaShape,
     kernels: DeltaKernels,
     dtype: torch.dtype,

@@ -27,7 +27,8 @@ from benchmarks.gpu.predict import PUBLISHED, Layer, predictions
 
 CASE = "hybrid"
 LENGTHS = (16_384, 65_536, 262_144)
-LEVELS = ("all", "qkv", "input")
+LEVELS = {8: ("all", "qkv", "input"), 4: ("input", "all")}
+"""By context-parallel ranks; on 8 GPUs only the last level fits, and one more says what the head takes."""
 MODEL = ModelId("m0")
 
 
@@ -41,13 +42,22 @@ class Measured:
 
 
 def main() -> None:
-    """Two layouts; at CP4 only the longest rows, which are what one node is for."""
+    """A delta net's kernels, then two layouts; at CP4 only the longest rows, which are what one node is for."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--model", default="27b")
     parser.add_argument("--lengths", nargs="*", type=int, default=list(LENGTHS))
     parser.add_argument("--cp", nargs="*", type=int, default=[8, 4])
     arguments = parser.parse_args()
+    device, cp = torch.device(arguments.device), max(arguments.cp)
+    if device.type == "cuda":
+        # Imported here, since it imports Triton.
+        from benchmarks.gpu import delta_kernels
+
+        with part(CASE, "a delta net's kernels"):
+            delta_kernels.show_step(CASE, max(arguments.lengths) // cp, device)
+            delta_kernels.show_mixer(CASE, max(arguments.lengths) // cp, cp, device)
+        torch.cuda.empty_cache()
     emulate()
     for cp in arguments.cp:
         lengths = arguments.lengths if cp == max(arguments.cp) else arguments.lengths[-1:]
@@ -66,7 +76,7 @@ def layout(arguments: argparse.Namespace, cp: int, lengths: list[int]) -> None:
             found[name, tokens, keep] = measured
     for tokens in lengths:
         kinds: dict[str, Mapping[str, Layer]] = {}
-        for keep in LEVELS:
+        for keep in LEVELS.get(cp, LEVELS[8]):
             if any(
                 (name, tokens, keep) not in found for name in ("2 softmax", "4 softmax", "4 + 12")
             ):
@@ -119,7 +129,7 @@ def model(
         try:
             rank.execute(CreateAdapter(model_id=MODEL, spec=spec(0), drawn_seed=0))
             for tokens in lengths:
-                for keep in LEVELS if tokens == max(lengths) else LEVELS[:1]:
+                for keep in LEVELS.get(cp, LEVELS[8]) if tokens == max(lengths) else ("all",):
                     with part(CASE, f"{name}, CP{cp}, {tokens}, keep {keep}"):
                         found[tokens, keep] = measure(
                             rank, tokens, keep, layers, architecture.vocab

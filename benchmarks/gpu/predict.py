@@ -7,8 +7,9 @@
 - Layers keep everything as long as memory lasts, delta nets first or softmax layers first as it comes; the rest keep
   q, k, v. Limit: 0.93 of 141e9 bytes.
 - Traffic per pass, none of it hidden: keys and values of softmax layers gathered forward and their gradients
-  scattered backward (2 x KV heads / TP x head x 2 bytes, of all other ranks' tokens); the residual stream over TP four
-  times a layer (gather and scatter, forward and backward). 150e9 bytes a second inside a node; 45e9 where 8
+  scattered backward (2 x KV heads / TP x head x 2 bytes, of all other ranks' tokens); the delta nets' maps forward and
+  backward (2 chunks x value heads / TP x 128 x 256 x 4 bytes, of all other ranks, and forward again where a layer keeps its
+  input only); the residual stream over TP four times a layer (gather and scatter, forward and backward). 150e9 bytes a second inside a node; 45e9 where 8
   context-parallel ranks lie on two nodes.
 """
 
@@ -24,6 +25,7 @@ ADAPTER_GIB, OTHER_GIB = 2.3, 3.0
 HELD_GIB = WEIGHTS_GIB + ADAPTER_GIB + OTHER_GIB
 LIMIT_GIB = 0.93 * 141e9 / 2**30
 HIDDEN, KV_WIDTH, TP = 5120, 4 * 256, 2
+MAP_BYTES = 48 / TP * 128 * (128 + 128) * 4
 INSIDE, BETWEEN = 150e9, 45e9
 PUBLISHED: Mapping[str, Any] = {
     "setting": "published: prediction's peer, 16 GPUs (TP2 x CP8), keep input",
@@ -61,12 +63,12 @@ def predictions(
     softmax = kinds["all"]["softmax"]
     head = max(two_layers.seconds - 2 * softmax.seconds, 0.0)
     moment = max(two_layers.gib - 2 * softmax.gib, 0.0)
-    network = traffic_s(cp, tokens)
     for choice in ("input", "qkv", "most"):
         parts = _most(kinds, moment) if choice == "most" else _uniform(kinds, choice)
         if parts is None:
             continue
         layers_s, gib, words = parts
+        network = traffic_s(cp, tokens, maps=3 if choice == "input" else 2)
         seconds = head + layers_s + network
         yield {
             "setting": f"prediction: 64 layers, {TP * cp} GPUs (TP2 x CP{cp}), {words}",
@@ -78,13 +80,14 @@ def predictions(
         }
 
 
-def traffic_s(cp: int, tokens: int) -> float:
-    """Seconds that one rank's links are busy in one forward and backward."""
+def traffic_s(cp: int, tokens: int, maps: int) -> float:
+    """Seconds that one rank's links are busy in one forward and backward, in which it gathers maps so many times."""
     here = tokens / cp
     gathered = 2 * (KV_WIDTH / TP) * 2 * here * (cp - 1)
-    keys_values = SOFTMAX * 2 * gathered / (BETWEEN if cp > 4 else INSIDE)
+    states = DELTA * maps * 2 * MAP_BYTES * (cp - 1)
+    between = (SOFTMAX * 2 * gathered + states) / (BETWEEN if cp > 4 else INSIDE)
     residual = (SOFTMAX + DELTA) * 4 * 2 * HIDDEN * here * 2 * (TP - 1) / TP / INSIDE
-    return keys_values + residual
+    return between + residual
 
 
 def _uniform(

@@ -60,7 +60,7 @@ class Case:
 _SMALL = ("--model", "small", "--layers", "2")
 CASES = (
     Case("slice", small=(*_SMALL, "--lengths", "64", "128")),
-    Case("hybrid", limit_s=330.0, small=("--model", "small-hybrid", "--lengths", "256")),
+    Case("hybrid", limit_s=400.0, small=("--model", "small-hybrid", "--lengths", "256")),
     Case("peers", ("--liger",), limit_s=100.0),
     Case("peers", limit_s=100.0, small=(*_SMALL, "--lengths", "64", "128")),
     Case("serve", limit_s=240.0, small=("--model", "small", "--tokens", "256", "--steps", "4")),
