@@ -17,6 +17,8 @@ import anyio.to_thread
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
+from starlette.requests import ClientDisconnect
+from starlette.types import Message
 
 from lilo_engine.control.access import Caller
 from lilo_engine.errors import InvalidRequest, TooLarge, TooSlow, UnsupportedMedia
@@ -115,22 +117,26 @@ async def pieces_of(request: Request, limits: BodyLimits) -> AsyncGenerator[byte
 
     Raises:
         TooSlow: it did not come within the limits.
+        ClientDisconnect: its sender went away.
     """
     ends_s = anyio.current_time() + limits.total_s
-    pieces, size = request.stream(), 0
-    while True:
-        piece: bytes | None = None
-        with anyio.move_on_after(min(limits.pause_s, ends_s - anyio.current_time())) as waiting:
-            piece = await anext(pieces, None)
-        if waiting.cancelled_caught:
+    size, more = 0, True
+    while more:
+        message: Message | None = None
+        with anyio.move_on_after(min(limits.pause_s, ends_s - anyio.current_time())):
+            message = await request.receive()
+        if message is None:
             raise TooSlow(
                 f"the body came too slowly: {size} bytes of {request.headers.get('content-length', 'it')} were here when "
                 f"{limits.pause_s:g} s without one more, or {limits.total_s:g} s in all, were over; send it again"
             )
-        if piece is None:
-            return
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        piece: bytes = message.get("body", b"")
+        more = message.get("more_body", False)
         size += len(piece)
-        yield piece
+        if piece:
+            yield piece
 
 
 async def off_loop(size_bytes: int, work: Callable[[], Out]) -> Out:
