@@ -64,7 +64,7 @@ def test_an_input_that_only_some_rows_have_is_filled_with_its_meaning() -> None:
     assert np.isnan(inputs["clip_high_threshold"][3:]).all()
 
 
-def test_rows_with_fewer_targets_than_their_neighbours_answer_only_those() -> None:
+def test_rows_with_fewer_targets_than_their_neighbours_answer_and_weigh_only_those() -> None:
     rng = np.random.default_rng(0)
     narrow = make_row(ref.datum(2, rng, vocab=97))
     targets = ref.Tensor.of(rng.integers(0, 97, (3, 2)), "int64")
@@ -72,3 +72,5 @@ def test_rows_with_fewer_targets_than_their_neighbours_answer_only_those() -> No
     wide = make_row(ref.Datum(tokens=tokens, loss_inputs={"target_tokens": targets}))
     part = assemble([narrow, wide], (0, 1), Layout(), (0, 2))
     assert part.answers_nk.tolist() == [[0, -1], [1, -1], [2, 3], [4, 5], [6, 7]]
+    # What pads a row weighs nothing, though no client gave weights.
+    assert part.inputs["weights"].tolist() == [[1, 0], [1, 0], [1, 1], [1, 1], [1, 1]]

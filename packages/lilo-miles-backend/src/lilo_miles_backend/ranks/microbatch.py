@@ -127,7 +127,10 @@ def _answers(rows: Sequence[Row], width: int, firsts: Sequence[int]) -> Array:
 
 
 def _names(rows: Sequence[Row]) -> list[str]:
-    return sorted({name for row in rows for name in row.inputs})
+    names = {name for row in rows for name in row.inputs}
+    if len({row.targets.shape[1] for row in rows}) > 1:
+        names.add("weights")  # what tells a narrow row's padding from its targets
+    return sorted(names)
 
 
 _MISSING: dict[str, float] = {"weights": 1.0}
