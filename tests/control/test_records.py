@@ -33,6 +33,17 @@ def test_only_the_owner_can_read_the_records(tmp_path):
     assert stat.S_IMODE((tmp_path / "records.sqlite3").stat().st_mode) == 0o600
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_data_folder_may_have_any_name(tmp_path):
+    for name in ("a?mode=ro", "a%20b#c"):
+        folder = tmp_path / name
+        folder.mkdir()
+        for opened in (Records.at(folder), Records.of_engine(folder)):
+            opened.close()
+        assert (folder / "records.sqlite3").stat().st_size > 0
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 async def test_deleting_the_database_loses_no_checkpoint(plane):
     model_id = await plane.run("s")
     await plane.save(model_id, "first", ttl_s=3600)

@@ -56,13 +56,14 @@ SQLITE_FILE = "records.sqlite3"
 class Records:
     """The database of one server."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str | sa.URL) -> None:
         """Open without touching the tables; `migrate` brings them up to date."""
         self.guard: Callable[[Session], None] | None = None
         """Called first in every transaction; may refuse it (`lease.py`)."""
         # A connection that broke while it lay idle is replaced: a database server may be started again.
-        self._engine = sa.create_engine(url, pool_pre_ping=not url.startswith("sqlite"))
-        self._is_sqlite = self._engine.dialect.name == "sqlite"
+        url = sa.make_url(url)
+        self._is_sqlite = url.get_backend_name() == "sqlite"
+        self._engine = sa.create_engine(url, pool_pre_ping=not self._is_sqlite)
         if self._is_sqlite:
             event.listen(self._engine, "connect", _sqlite_pragmas)
         elif self._engine.dialect.name == "postgresql":
@@ -87,7 +88,7 @@ class Records:
         advice = (
             "move them away to start with new ones, which keep every checkpoint and lose the keys"
         )
-        return cls._migrated(f"sqlite:///{path}", str(path), advice)
+        return cls._migrated(_file(path), str(path), advice)
 
     @classmethod
     def of_engine(cls, data_dir: Path, url: str | None = None) -> Records:
@@ -104,7 +105,7 @@ class Records:
                 raise ServerError(
                     f"there are no records {path}; start the engine first, or name its records with --records"
                 )
-            url, place = f"sqlite:///{path}", str(path)
+            url, place = _file(path), str(path)
         records = cls(url)
         try:
             there, wanted = records.revisions()
@@ -120,7 +121,7 @@ class Records:
         return records
 
     @classmethod
-    def _migrated(cls, url: str, place: str, advice: str) -> Records:
+    def _migrated(cls, url: str | sa.URL, place: str, advice: str) -> Records:
         records = cls(url)
         try:
             records.migrate()
@@ -228,6 +229,11 @@ def _database(url: str) -> tuple[str, str]:
             "pip install 'lilo-engine[postgres]' and postgresql+psycopg://..."
         ) from error
     return parsed.render_as_string(hide_password=False), parsed.render_as_string()
+
+
+def _file(path: Path) -> sa.URL:
+    """Of a file with any name: in a URL that is written out, `?` would end it."""
+    return sa.URL.create("sqlite", database=str(path))
 
 
 def _sqlite_pragmas(connection: sqlite3.Connection, _: object) -> None:
