@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+import threading
 from contextlib import asynccontextmanager
 
 import anyio
@@ -270,6 +271,28 @@ async def test_a_missing_adapter_fails_its_request_and_is_never_answered_by_the_
         assert isinstance(state, Failed)
         assert state.error.category == "user"
     assert isinstance(await answer(manager, 2), Sampled)
+
+
+async def test_a_volume_that_stands_still_fails_a_request_within_the_limit(definition, tmp_path):
+    short = definition.model_copy(
+        update={"limits": definition.limits.model_copy(update={"command_timeout_s": 0.2})}
+    )
+    goes_on = threading.Event()
+    [version] = versions(tmp_path, 1)
+
+    def see(version):
+        goes_on.wait(40)
+        return version.folder
+
+    async with running(short, MemorySamplerLauncher(short), see=see) as manager:
+        try:
+            with anyio.fail_after(10):
+                state = await answer(manager, 0, adapter=version)
+            assert isinstance(state, Failed)
+            assert "command_timeout_s" in state.error.message
+        finally:
+            goes_on.set()
+        assert isinstance(await answer(manager, 1, adapter=version), Sampled)
 
 
 async def test_another_folder_under_another_name_is_another_adapter(manager, tmp_path):

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import anyio
-import anyio.to_thread
 
+from lilo_engine.commands.threads import in_thread
 from lilo_engine.errors import ServerError
 from lilo_engine.sampling.engine import SamplingEngine
 
@@ -112,7 +112,7 @@ class Residents:
             with anyio.CancelScope(shield=True), anyio.fail_after(self._load_timeout_s):
                 folder = version.folder
                 if self._see is not None:
-                    folder = await anyio.to_thread.run_sync(self._see, version)
+                    folder = await in_thread(self._see, version)
                 await self._engine.load(version.name, folder)
             loaded = True
         except TimeoutError as error:
