@@ -98,15 +98,15 @@ class Records:
             ServerError: there are none, or they are of another version.
         """
         if (url := url or records_url()) is not None:
-            url, place = _database(url)
+            where, place = _database(url)
         else:
             path = data_dir / SQLITE_FILE
             if not path.exists():
                 raise ServerError(
                     f"there are no records {path}; start the engine first, or name its records with --records"
                 )
-            url, place = _file(path), str(path)
-        records = cls(url)
+            where, place = _file(path), str(path)
+        records = cls(where)
         try:
             there, wanted = records.revisions()
         except DatabaseError as error:
