@@ -14,17 +14,19 @@ from lilo_miles_backend.ranks.captures import Captures
 from lilo_miles_backend.ranks.collectives import ALONE
 from lilo_miles_backend.ranks.frozen import Freezer
 from lilo_miles_backend.ranks.gather import whole_tensors
+from lilo_miles_backend.ranks.side_stream import SideStream
 from lilo_miles_backend.ranks.staging import Staging
 from lilo_volume import LocalVolume, SoloGroup
 
 from tests.miles_backend.checkpoints.conftest import assert_equal_states, destination, make_state
+from tests.miles_backend.late_copies import LateSideStream
 
 CPU = torch.device("cpu")
 CHUNK = 64
 
 
 def staging() -> Staging:
-    return Staging(CPU, chunk_bytes=CHUNK)
+    return Staging(SideStream(CPU), chunk_bytes=CHUNK)
 
 
 def test_what_comes_through_the_buffers_is_whole_whatever_its_length_and_type():
@@ -58,9 +60,9 @@ def test_the_device_is_used_only_where_twice_the_copy_is_free():
     tensor = torch.randn(100)
     for room, brought_at_once in ((799.0, 1), (800.0, 0)):
         asked.clear()
-        frozen = Freezer(Watched(CPU, chunk_bytes=CHUNK), lambda room=room: room).freeze(
-            {"a": tensor}
-        )
+        frozen = Freezer(
+            Watched(SideStream(CPU), chunk_bytes=CHUNK), lambda room=room: room
+        ).freeze({"a": tensor})
         assert len(asked) == brought_at_once
         assert torch.equal(frozen.on_host()["a"], tensor)
 
@@ -94,3 +96,15 @@ def test_a_capture_that_waits_on_the_device_is_published_as_it_was(tmp_path, whe
     reference = CheckpointRef(run_id="0ab:train:0", kind="weights", name="one")
     assert_equal_states(state, load_training(volume, reference))
     captures.close()
+
+
+@pytest.mark.parametrize("count", [1, 16, 40, 200])
+def test_copies_that_are_as_late_as_they_may_be_bring_what_was_frozen(count):
+    side = LateSideStream()
+    freezer = Freezer(Staging(side, chunk_bytes=CHUNK), lambda: math.inf)
+    tensor = torch.randn(count)
+    before = tensor.clone()
+    frozen = freezer.freeze({"a": tensor})
+    tensor.zero_()
+    assert torch.equal(frozen.on_host()["a"], before)
+    assert side.late

@@ -20,6 +20,7 @@ from lilo_miles_backend.ranks.side_stream import SideStream
 from lilo_miles_backend.ranks.stream import pack
 
 from tests.miles_backend import reference as ref
+from tests.miles_backend.late_copies import LateSideStream
 from tests.miles_backend.layouts import World, laid_out, world
 from tests.miles_backend.random_families import write_model
 
@@ -97,9 +98,9 @@ def test_every_level_and_any_mixture_has_the_same_bits(alone: MilesBackend) -> N
 
 
 @contextmanager
-def _offloaded(model: Any) -> Iterator[OffloadedInputs]:
+def _offloaded(model: Any, side: SideStream | None = None) -> Iterator[OffloadedInputs]:
     """As a definition's `offload_inputs` would; the buffers are smaller than some inputs."""
-    inputs = OffloadedInputs(SideStream(torch.device("cpu")), usual_bytes=1000)
+    inputs = OffloadedInputs(side or SideStream(torch.device("cpu")), usual_bytes=1000)
     model._running.inputs = inputs
     try:
         yield inputs
@@ -120,6 +121,20 @@ def test_inputs_that_wait_in_the_hosts_memory_change_no_bit(alone: MilesBackend)
             assert len(buffers) == 4
             _numbers_alone(alone, levels)
             assert buffers == [buffer.data_ptr() for buffer in inputs._buffers]  # used again
+
+
+def test_copies_of_inputs_that_are_as_late_as_they_may_be_change_no_bit(
+    alone: MilesBackend,
+) -> None:
+    for levels in _mixtures(4):
+        wanted = _numbers_alone(alone, levels)
+        side = LateSideStream()
+        with _offloaded(alone.ranks.rank._model, side):
+            for _ in range(2):
+                found = _numbers_alone(alone, levels)
+                for name, value in wanted.items():
+                    assert torch.equal(found[name], value), name
+        assert side.late
 
 
 def test_a_microbatch_that_failed_half_way_leaves_no_inputs_to_the_next(

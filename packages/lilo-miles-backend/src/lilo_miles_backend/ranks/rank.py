@@ -42,6 +42,7 @@ from lilo_miles_backend.ranks.optimizer import adamw_step
 from lilo_miles_backend.ranks.parallel import Parallel
 from lilo_miles_backend.ranks.place import RankPlace
 from lilo_miles_backend.ranks.residents import Residents
+from lilo_miles_backend.ranks.side_stream import SideStream
 from lilo_miles_backend.ranks.staging import Staging
 from lilo_miles_backend.ranks.storage import Storage
 from lilo_miles_backend.ranks.warmup import warm_up
@@ -169,8 +170,8 @@ class Rank:
             definition, self._model.sites, self._device.torch_device, self._parallel.tp
         )
         self._batches = BatchRunner(definition, self._model, self._residents, self._progress.moved)
-        staging = Staging(self._device.torch_device) if self._device.is_cuda else None
-        freezer = Freezer(staging, self._room)
+        side = SideStream(self._device.torch_device)
+        freezer = Freezer(Staging(side) if self._device.is_cuda else None, self._room)
         self._storage = Storage(config, self._parallel, self._residents.shards_of, freezer)
         if self._device.is_cuda:
             with self._progress.of("WarmUp"):

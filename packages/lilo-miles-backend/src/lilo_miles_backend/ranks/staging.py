@@ -22,9 +22,9 @@ CHUNK_BYTES = 32 << 20
 class Staging:
     """The buffers of one device."""
 
-    def __init__(self, device: torch.device, *, chunk_bytes: int = CHUNK_BYTES) -> None:
-        """Pin the buffers; `chunk_bytes` is a multiple of the largest element."""
-        self._side = SideStream(device)
+    def __init__(self, side: SideStream, *, chunk_bytes: int = CHUNK_BYTES) -> None:
+        """Pin the buffers; nobody else copies over `side`, and `chunk_bytes` is a multiple of the largest element."""
+        self._side = side
         self._chunk_bytes = chunk_bytes
         self._buffers = [
             torch.empty(chunk_bytes, dtype=torch.uint8, pin_memory=self._side.pins)
