@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import accumulate, pairwise
 
 import torch
 
-from lilo_miles_backend.ranks.lora import Factors, Segment
+from lilo_miles_backend.ranks.lora import Segment
 
 LONGEST = 64
 """Tokens up to which a segment is short: beyond, arithmetic outweighs the calls, and padding costs what it saves."""
@@ -45,6 +46,7 @@ class Run:
         self._factors = [segment.factors for segment in segments]
         self._size = (len(lengths), max(lengths))
         self._padding = None if len(set(lengths)) == 1 else _padding(lengths)
+        self._b: torch.Tensor | None = None
 
     @property
     def width(self) -> int:
@@ -57,12 +59,9 @@ class Run:
 
     def expand_(self, y: torch.Tensor, products: torch.Tensor, parts: Sequence[int]) -> None:
         """Add scale * B (A x) to the run's tokens of y [T, O]."""
-        h_SLr, b_SOr = self._split(products), self._b
-        start = 0
-        for index, width in enumerate(parts):
-            out, ranks = slice(start, start + width), self._ranks(index)
-            self._add(y[:, out], h_SLr[..., ranks], b_SOr[:, out].transpose(1, 2), self.scale)
-            start += width
+        b_SOh = self._b_of_all(tuple(parts))
+        products_SLh = self._split(products)[..., : self.width]  # others may have more
+        self._add(y, products_SLh, b_SOh.transpose(1, 2), self.scale)
 
     def backward(
         self,
@@ -77,17 +76,11 @@ class Run:
         if self._padding is not None:
             grad_SLO = grad_SLO.masked_fill(self._padding.pads_SL1, 0)
         dtype = self._factors[0].grad_a.dtype
-        wide_SLO, wide_SLr = grad_SLO.to(dtype), self._split(products).to(dtype)
-        b_SOr = self._b
-        grad_h = grad_SLO.new_empty(*self._size, self.width)
-        grad_b = wide_SLO.new_empty(b_SOr.shape)
-        start = 0
-        for index, width in enumerate(parts):
-            out, ranks = slice(start, start + width), self._ranks(index)
-            torch.bmm(grad_SLO[..., out], b_SOr[:, out], out=grad_h[..., ranks])
-            torch.bmm(wide_SLO[..., out].mT, wide_SLr[..., ranks], out=grad_b[:, out])
-            start += width
-        grad_h *= self.scale
+        grad_h = torch.bmm(grad_SLO, self._b_of_all(tuple(parts))).mul_(self.scale)
+        products_SLh = self._split(products)[..., : self.width]
+        grad_b = torch.bmm(grad_SLO.to(dtype).mT, products_SLh.to(dtype))
+        if len(parts) > 1:  # only a module's own ranks act on it
+            grad_b = torch.cat([grad_b[:, out, ranks] for out, ranks in self._modules(parts)], 1)
         grad_a = torch.bmm(grad_h.to(dtype).mT, x_SLI.to(dtype))
         _add_each([one.grad_b for one in self._factors], grad_b, self.scale)
         _add_each([one.grad_a for one in self._factors], grad_a, 1.0)
@@ -99,20 +92,35 @@ class Run:
         """[S, k * r, I]: a copy, made once; weights do not change while a microbatch runs."""
         return torch.stack([one.a for one in self._factors])
 
-    @cached_property
-    def _b(self) -> torch.Tensor:
-        """[S, O, r], likewise."""
-        return torch.stack([one.b for one in self._factors])
+    def _b_of_all(self, parts: tuple[int, ...]) -> torch.Tensor:
+        """[S, O, k * r]: every module's B in its own rows and columns, zero elsewhere; made once, likewise.
 
-    def _ranks(self, module: int) -> slice:
-        return slice(module * self.lora_rank, (module + 1) * self.lora_rank)
+        So all modules of a site are one product, which costs less than the calls for each.
+        """
+        if self._b is None:
+            b_SOr = torch.stack([one.b for one in self._factors])
+            if len(parts) == 1:
+                self._b = b_SOr
+            else:
+                self._b = b_SOr.new_zeros(*b_SOr.shape[:2], self.width)
+                for out, ranks in self._modules(parts):
+                    self._b[:, out, ranks] = b_SOr[:, out]
+        return self._b
+
+    def _modules(self, parts: Sequence[int]) -> list[tuple[slice, slice]]:
+        """Of each module its output features, and its columns of A's products."""
+        ends, r = [0, *accumulate(parts)], self.lora_rank
+        return [
+            (slice(start, end), slice(index * r, (index + 1) * r))
+            for index, (start, end) in enumerate(pairwise(ends))
+        ]
 
     def _split(self, x: torch.Tensor) -> torch.Tensor:
         """The run's tokens of [T, F] as [S, L, F]; a view where they are of one length."""
         here = x[self.tokens]
         if self._padding is not None:
             here = here.index_select(0, self._padding.tokens_SL)
-        return here.unflatten(0, self._size)
+        return here.view(*self._size, -1)
 
     def _flat(self, x_SLF: torch.Tensor) -> torch.Tensor:
         """The tokens of [S, L, F], without padding."""
@@ -154,33 +162,33 @@ def divided(segments: Sequence[Segment]) -> Division:
 def _divided(segments: Sequence[Segment]) -> Division:
     if len(segments) == 1:
         return Division(runs=(), others=tuple(segments))
-    groups: list[list[Segment]] = []
-    for segment in segments:
-        if not _length(segment):
-            continue
-        if groups and _fits(groups[-1], segment):
-            groups[-1].append(segment)
-        else:
-            groups.append([segment])
+    groups = _groups(
+        tuple(
+            (one.tokens.start, one.tokens.stop, one.factors.lora_rank, one.factors.scale)
+            for one in segments
+        )
+    )
     return Division(
-        runs=tuple(Run(group) for group in groups if len(group) > 1),
-        others=tuple(group[0] for group in groups if len(group) == 1),
+        runs=tuple(Run([segments[i] for i in group]) for group in groups if len(group) > 1),
+        others=tuple(segments[group[0]] for group in groups if len(group) == 1),
     )
 
 
-def _fits(group: Sequence[Segment], segment: Segment) -> bool:
-    """Whether one goes on where the group ends, and is like it: short, of one rank and scale."""
-    last = group[-1]
-    return (
-        last.tokens.stop == segment.tokens.start
-        and _length(segment) <= LONGEST
-        and _length(last) <= LONGEST
-        and _kind(last.factors) == _kind(segment.factors)
-    )
-
-
-def _kind(factors: Factors) -> tuple[int, float]:
-    return factors.lora_rank, factors.scale
+@lru_cache(maxsize=64)
+def _groups(kinds: tuple[tuple[int, int, int, float], ...]) -> tuple[tuple[int, ...], ...]:
+    """Indices of neighbours that go together, by first and last token, rank and scale; found once for all linears."""
+    groups: list[list[int]] = []
+    for index, (start, stop, *kind) in enumerate(kinds):
+        if start == stop:
+            continue
+        if groups and stop - start <= LONGEST:
+            first, last, *other = kinds[groups[-1][-1]]
+            # It goes on where the group ends, and is like it: short, of one rank and scale.
+            if last == start and last - first <= LONGEST and kind == other:
+                groups[-1].append(index)
+                continue
+        groups.append([index])
+    return tuple(map(tuple, groups))
 
 
 def _length(segment: Segment) -> int:
@@ -206,6 +214,5 @@ def _padding(lengths: tuple[int, ...]) -> Padding:
 
 
 def _add_each(buffers: list[torch.Tensor], found: torch.Tensor, scale: float) -> None:
-    """Add to each segment's buffer its own; one after another, since two may be of one adapter."""
-    for buffer, one in zip(buffers, found.unbind(), strict=True):
-        buffer.add_(one, alpha=scale)
+    """Add to each segment's buffer its own; on a CPU one after another, since two may be of one adapter."""
+    torch._foreach_add_(buffers, list(found.unbind()), alpha=scale)  # pyright: ignore[reportPrivateImportUsage]
