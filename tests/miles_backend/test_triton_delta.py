@@ -12,6 +12,7 @@ import torch
 from lilo_miles_backend.ranks.kernels import delta_gradients
 from lilo_miles_backend.ranks.kernels.delta_gradients import ChunkInputs
 from lilo_miles_backend.ranks.kernels.delta_kernels import RuleInputs
+from lilo_miles_backend.ranks.kernels.delta_parts import Parts
 from lilo_miles_backend.ranks.kernels.delta_reference import TorchRule
 from lilo_miles_backend.ranks.layers.intervals import Intervals
 
@@ -82,14 +83,15 @@ def test_gradients_inside_chunks_are_those_of_the_torch_form() -> None:
         assert ref.relative(ours.cpu(), theirs) <= EXACT
 
 
-def test_the_rule_has_maps_outputs_and_gradients_of_the_definition() -> None:
+@pytest.mark.parametrize("part", [64, 192], ids=["in parts", "whole"])
+def test_the_rule_has_maps_outputs_and_gradients_of_the_definition(part: int) -> None:
     from lilo_miles_backend.ranks.kernels.delta_fla import FlaRule
     from lilo_miles_backend.ranks.kernels.delta_tuning import fix_configurations
     from lilo_miles_backend.ranks.kernels.triton_delta import chunk_gradients
 
     fix_configurations()
     torch.manual_seed(0)
-    lengths = (70, 1)
+    lengths = (150, 1)
     tokens, groups, heads, size = sum(lengths), 1, 2, 16
     inputs = {
         "q": torch.randn(tokens, groups, size),
@@ -105,15 +107,17 @@ def test_the_rule_has_maps_outputs_and_gradients_of_the_definition() -> None:
             RuleInputs(**{name: x.double() for name, x in inputs.items()}),
             Intervals.of(lengths, torch.device("cpu")),
         )
-        expected = [exact.maps(), exact.outputs(entered.double()), exact.entering(grad.double())]
+        expected = [exact.maps(), exact.outputs(exact.carry(entered.double()))]
+        expected.append(exact.slopes(grad.double()))
         expected += _each(exact.gradients(grad.double(), left.double()))
 
     rule = FlaRule(
         RuleInputs(**{name: x.to(DEVICE) for name, x in inputs.items()}),
-        Intervals.of(lengths, DEVICE),
+        Parts.of(Intervals.of(lengths, DEVICE), part),
         chunk_gradients,
     )
-    found = [rule.maps(), rule.outputs(entered.to(DEVICE)), rule.entering(grad.to(DEVICE))]
+    found = [rule.maps(), rule.outputs(rule.carry(entered.to(DEVICE)))]
+    found.append(rule.slopes(grad.to(DEVICE)))
     found += _each(rule.gradients(grad.to(DEVICE), left.to(DEVICE)))
     for ours, theirs in zip(found, expected, strict=True):
         assert ref.relative(ours.cpu(), theirs) <= EXACT

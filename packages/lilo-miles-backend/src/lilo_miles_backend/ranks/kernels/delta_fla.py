@@ -34,13 +34,18 @@ from fla.ops.utils.index import prepare_chunk_indices
 from lilo_miles_backend.ranks.kernels import delta_gradients, triton_delta
 from lilo_miles_backend.ranks.kernels.delta_gradients import ChunkInputs
 from lilo_miles_backend.ranks.kernels.delta_kernels import RuleInputs
+from lilo_miles_backend.ranks.kernels.delta_parts import Parts
 from lilo_miles_backend.ranks.kernels.delta_tuning import fix_configurations
 from lilo_miles_backend.ranks.layers.intervals import Intervals
+from lilo_miles_backend.ranks.layers.mixer import Saved
 
 logger = logging.getLogger(__name__)
 
 CHUNK = 64
 """Tokens of a chunk; fla's fused system solver has no other."""
+
+PART_TOKENS = 64 * CHUNK
+"""Of parts of intervals, where states enter those: then 32k tokens of two intervals are eight parts of each head's state."""
 
 NORM_ROWS = 65_536
 """Heads of tokens that are normalised at once: fla compiles its norm anew for each multiple of this many."""
@@ -85,9 +90,10 @@ class FlaDelta:
         )
         return y[0]
 
-    def rule(self, inputs: RuleInputs, intervals: Intervals) -> FlaRule:
+    def rule(self, inputs: RuleInputs, intervals: Intervals, *, linked: bool) -> FlaRule:
         """See `DeltaKernels.rule`."""
-        return FlaRule(inputs, intervals, self._gradients)
+        longest = PART_TOKENS if linked else max(intervals.lengths)
+        return FlaRule(inputs, Parts.of(intervals, longest), self._gradients)
 
     def gated_norm(
         self, x_THV: torch.Tensor, gate_THV: torch.Tensor, weight_V: torch.Tensor, eps: float
@@ -106,19 +112,19 @@ class FlaDelta:
 class FlaRule:
     """`DeltaRule` of fla's kernels, in the dtype of the values; decays in powers of two."""
 
-    def __init__(self, inputs: RuleInputs, intervals: Intervals, gradients: ChunkGradients) -> None:
+    def __init__(self, inputs: RuleInputs, parts: Parts, gradients: ChunkGradients) -> None:
         """Solve the chunks' systems, which do not depend on the states.
 
         Args:
             inputs: of one stream.
-            intervals: of its tokens.
+            parts: of its intervals, of whole chunks but for the last ones.
             gradients: the step that is ours.
         """
-        self._gradients = gradients
-        self._bounds = intervals.bounds
-        self._count = len(intervals.lengths)
+        self._gradients, self._parts = gradients, parts
+        self._bounds = parts.intervals.bounds
+        self._count = len(parts.intervals.lengths)
         self._chunks: torch.Tensor = prepare_chunk_indices(
-            intervals.bounds, CHUNK, cu_seqlens_cpu=intervals.host_bounds
+            self._bounds, CHUNK, cu_seqlens_cpu=parts.intervals.host_bounds
         )
         q, k, v, g, beta = (
             x.detach()[None].contiguous()
@@ -135,6 +141,8 @@ class FlaRule:
         self._states: torch.Tensor | None = None
         self._written: torch.Tensor | None = None
         self._inside: torch.Tensor | None = None
+        self._maps: torch.Tensor | None = None
+        self._m: torch.Tensor | None = None
 
     def maps(self) -> torch.Tensor:
         """See `DeltaRule.maps`.
@@ -154,10 +162,20 @@ class FlaRule:
             save_new_value=False,
             **self._cut(),
         )
-        return final
+        self._maps = final
+        return self._parts.composed(final)
 
-    def outputs(self, entered: torch.Tensor | None) -> torch.Tensor:
+    def carry(self, entered: torch.Tensor) -> Saved:
+        """See `DeltaRule.carry`; of every part."""
+        assert self._maps is not None, "maps came before"
+        states = self._parts.states(self._maps, entered)
+        m = self._maps[..., : self._k.shape[-1]].contiguous()
+        self._maps = None
+        return states, m
+
+    def outputs(self, carried: Saved) -> torch.Tensor:
         """See `DeltaRule.outputs`."""
+        entered, self._m = carried or (None, None)
         self._states, self._written, _ = chunk_gated_delta_rule_fwd_h(
             k=self._k,
             w=self._w,
@@ -176,18 +194,21 @@ class FlaRule:
             **self._cut(),
         )[0]
 
-    def entering(self, grad_THV: torch.Tensor) -> torch.Tensor:
-        """See `DeltaRule.entering`."""
-        zero = torch.zeros(
-            self._count, *self._w.shape[2:], self._u.shape[-1], device=self._u.device
-        )
-        _, found, _ = self._back(grad_THV, zero, None)
-        return found
+    def slopes(self, grad_THV: torch.Tensor) -> torch.Tensor:
+        """See `DeltaRule.slopes`."""
+        assert self._m is not None, "outputs came before, and were carried"
+        start = self._m.new_zeros(*self._m.shape[:-1], self._u.shape[-1])
+        _, own, _ = self._back(grad_THV, start, None)
+        self._maps = torch.cat((self._m.mT, own), -1)
+        return self._parts.composed(self._maps, back=True)
 
     def gradients(self, grad_THV: torch.Tensor, left: torch.Tensor | None) -> RuleInputs:
         """See `DeltaRule.gradients`."""
         assert self._states is not None, "outputs came before"
         assert self._written is not None, "likewise"
+        if left is not None:
+            assert self._maps is not None, "slopes came before"
+            left = self._parts.states(self._maps, left, back=True)
         dstates, _, dwritten = self._back(grad_THV, None, left)
         given = ChunkInputs(
             q=self._q,

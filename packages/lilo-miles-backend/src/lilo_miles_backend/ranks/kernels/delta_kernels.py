@@ -23,6 +23,7 @@ from typing import Protocol
 import torch
 
 from lilo_miles_backend.ranks.layers.intervals import Intervals
+from lilo_miles_backend.ranks.layers.mixer import Saved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,19 +45,28 @@ class RuleInputs:
 class DeltaRule(Protocol):
     """The gated delta rule over one stream, forward and backward; keeps what its steps have in common.
 
-    The backward's two methods come after `outputs`, which they are the derivatives of. Nothing here is seen by autograd.
+    Forward: `outputs`, or where states enter the intervals `maps`, `carry` and `outputs`. Backward: `outputs` again, with
+    what was carried, then `gradients`, or where states enter `slopes` and `gradients`. Nothing here is seen by autograd.
     """
 
     def maps(self) -> torch.Tensor:
         """The map of each interval, [M | B] as [I, H, K, K + V], float32 at least."""
         ...
 
-    def outputs(self, entered: torch.Tensor | None) -> torch.Tensor:
-        """[T, H, V] in the dtype of the values, from the states that enter the intervals [I, H, K, V]; None: zero."""
+    def carry(self, entered: torch.Tensor) -> Saved:
+        """What `outputs` needs to know of the states that enter the intervals, [I, H, K, V]; to be kept for the backward."""
         ...
 
-    def entering(self, grad_THV: torch.Tensor) -> torch.Tensor:
-        """The part that these outputs have in the gradient of the states that enter, [I, H, K, V]."""
+    def outputs(self, carried: Saved) -> torch.Tensor:
+        """[T, H, V] in the dtype of the values; with nothing carried, states begin as zero."""
+        ...
+
+    def slopes(self, grad_THV: torch.Tensor) -> torch.Tensor:
+        """[M^T | N] of each interval, [I, H, K, K + V].
+
+        A map from the gradient of the state that leaves it to that of the one that enters it; N is what the interval's own
+        outputs have in that, of which `grad_THV` is the gradient.
+        """
         ...
 
     def gradients(self, grad_THV: torch.Tensor, left: torch.Tensor | None) -> RuleInputs:
@@ -64,7 +74,7 @@ class DeltaRule(Protocol):
 
         Args:
             grad_THV: of the outputs.
-            left: of the states that leave the intervals, [I, H, K, V]; None: nothing came of them.
+            left: of the states that leave the intervals, [I, H, K, V]; None: nothing comes of them.
         """
         ...
 
@@ -89,8 +99,14 @@ class DeltaKernels(Protocol):
         """
         ...
 
-    def rule(self, inputs: RuleInputs, intervals: Intervals) -> DeltaRule:
-        """The gated delta rule over a stream."""
+    def rule(self, inputs: RuleInputs, intervals: Intervals, *, linked: bool) -> DeltaRule:
+        """The gated delta rule over a stream.
+
+        Args:
+            inputs: of its tokens.
+            intervals: of the T tokens.
+            linked: whether states enter them.
+        """
         ...
 
     def gated_norm(

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 
 from lilo_miles_backend.ranks.kernels.delta_kernels import RuleInputs
 from lilo_miles_backend.ranks.layers.intervals import Intervals
+from lilo_miles_backend.ranks.layers.mixer import Saved
 
 MIN_CHUNK = 32
 """Below it the loop over chunks costs more than the larger triangular systems do."""
@@ -54,8 +55,9 @@ class TorchDelta:
         y = sum(shift[0][places + tap] * shift[1][:, tap] for tap in range(width))
         return F.silu(y).to(x_TC.dtype)  # type: ignore[arg-type] # a sum of tensors
 
-    def rule(self, inputs: RuleInputs, intervals: Intervals) -> TorchRule:
+    def rule(self, inputs: RuleInputs, intervals: Intervals, *, linked: bool) -> TorchRule:
         """See `DeltaKernels.rule`."""
+        del linked
         return TorchRule(inputs, intervals)
 
     def gated_norm(
@@ -83,6 +85,7 @@ class TorchRule:
             *(chunks.cut(t, groups) for t in (_unit(q) * size**-0.5, _unit(k), _up(v))),
             *(chunks.cut(_up(t), groups) for t in (g, beta)),
         )
+        self._m: torch.Tensor | None = None
         self._entered: torch.Tensor | None = None
         self._out: torch.Tensor | None = None
         self._left: torch.Tensor | None = None
@@ -92,13 +95,18 @@ class TorchRule:
         with torch.no_grad():
             return _composed(self._terms, self._chunks).flatten(0, 1).movedim(1, 0)
 
-    def outputs(self, entered: torch.Tensor | None) -> torch.Tensor:
+    def carry(self, entered: torch.Tensor) -> Saved:
+        """See `DeltaRule.carry`."""
+        return entered, self.maps()[..., : self._terms.m.shape[-1]].contiguous()
+
+    def outputs(self, carried: Saved) -> torch.Tensor:
         """See `DeltaRule.outputs`."""
-        m, values = self._terms.m, self._inputs[2]
-        if entered is None:
-            entered = m.new_zeros(
-                len(self._chunks.counts), values.shape[1], m.shape[-1], values.shape[-1]
-            )
+        values = self._inputs[2]
+        if carried:
+            entered, self._m = carried
+        else:
+            shape = len(self._chunks.counts), values.shape[1], self._terms.m.shape[-1]
+            entered = self._terms.m.new_zeros(*shape, values.shape[-1])
         self._entered = entered.detach().requires_grad_(torch.is_grad_enabled())
         first = self._entered.movedim(0, 1).unflatten(0, self._shared)
         states = _entering(self._terms, self._chunks, first)
@@ -106,12 +114,13 @@ class TorchRule:
         self._out = self._chunks.joined(_outputs(self._terms, states)).to(values.dtype)
         return self._out.detach()
 
-    def entering(self, grad_THV: torch.Tensor) -> torch.Tensor:
-        """See `DeltaRule.entering`."""
+    def slopes(self, grad_THV: torch.Tensor) -> torch.Tensor:
+        """See `DeltaRule.slopes`."""
         assert self._out is not None, "outputs came before"
         assert self._entered is not None, "likewise"
-        (found,) = torch.autograd.grad(self._out, self._entered, grad_THV, retain_graph=True)
-        return found
+        assert self._m is not None, "and were carried"
+        (own,) = torch.autograd.grad(self._out, self._entered, grad_THV, retain_graph=True)
+        return torch.cat((self._m.mT, own), -1)
 
     def gradients(self, grad_THV: torch.Tensor, left: torch.Tensor | None) -> RuleInputs:
         """See `DeltaRule.gradients`."""

@@ -11,8 +11,8 @@ does not grow with the length of rows.
 
 The backward computes the forward again from the projection, but for the states that enter chunks and the chunks' own
 maps, which are kept. The gradient of a state that leaves a chunk is what the next chunk's outputs have in it and, through
-the next chunk's map, what leaves that one has: so it goes back along the row as the state went forth, by the maps
-[M^T | part] of all chunks.
+the next chunk's map, what leaves that one has: so it goes back along the row as the state went forth, by such maps of all
+chunks.
 """
 
 from __future__ import annotations
@@ -76,18 +76,17 @@ class DeltaMixer(torch.nn.Module):
         self.norm = torch.nn.Parameter(torch.empty(shape.value_dim, dtype=small))
 
     def forward(self, projected_TO: torch.Tensor, rows: PackedRows) -> tuple[torch.Tensor, Saved]:
-        """The mixed tokens [T, H * V]; over context-parallel ranks saves the states that enter, and M of each interval."""
+        """The mixed tokens [T, H * V]; over context-parallel ranks saves what the rule carries, states and M of intervals."""
         with torch.no_grad():
             intervals = self._intervals(rows, projected_TO.device)
             qkv, z, b, a = projected_TO.split(self._columns, -1)
             inputs = self._inputs(qkv, b, a, self._before(qkv, intervals, rows), intervals)
-            rule = self._kernels.rule(inputs, intervals)
+            rule = self._kernels.rule(inputs, intervals, linked=self._cp.is_split)
             del inputs
             saved: Saved = ()
             if self._cp.is_split:
-                maps = rule.maps()
-                saved = self._enter(maps, len(rows.padded)), maps[..., : self._key_dim].clone()
-            out = rule.outputs(saved[0] if saved else None)
+                saved = rule.carry(self._enter(rule.maps(), len(rows.padded)))
+            out = rule.outputs(saved)
             del rule
             return self._normed(out, z), saved
 
@@ -108,14 +107,11 @@ class DeltaMixer(torch.nn.Module):
             before = self._before(qkv.detach(), intervals, rows)
             before = None if before is None else before.requires_grad_()
             inputs = self._inputs(qkv, b, a, before, intervals)
-            rule = self._kernels.rule(inputs, intervals)
-            out = rule.outputs(saved[0] if saved else None).requires_grad_()
+            rule = self._kernels.rule(inputs, intervals, linked=self._cp.is_split)
+            out = rule.outputs(saved).requires_grad_()
             grad_out, grad_z = torch.autograd.grad(self._normed(out, z), (out, z), grad_TW)
             del out
-        left = None
-        if saved:
-            parts = rule.entering(grad_out)
-            left = self._leave(torch.cat((saved[1].mT, parts), -1), len(rows.padded))
+        left = self._leave(rule.slopes(grad_out), len(rows.padded)) if saved else None
         found = rule.gradients(grad_out, left)
         del rule, grad_out
         sources = (projected,) if before is None else (projected, before)
