@@ -22,6 +22,8 @@ INPUTS_HERE = 3
 in, that of the layer at work, and that of the next one."""
 _DELTA_CHUNK = 64
 """Tokens of a chunk of the delta rule; each leaves a state of key_dim x value_dim per value head."""
+_DELTA_PART = 4096
+"""Tokens of a part of a context-parallel rank's chunk; shorter chunks are parts of their own, and count as if they were not."""
 _FP32 = 4
 
 
@@ -75,6 +77,11 @@ def _linear_kept(job: Job) -> tuple[float, float, float, float]:
     assert model.linear is not None, "a model without linear layers keeps nothing in them"
     stream = e * model.hidden / job.stream_shards
     attention = e * model.linear.value_width / tp + stream
+    if job.cp > 1:
+        # The states that enter parts of chunks, and the parts' maps.
+        line = model.linear
+        state = line.value_heads * line.key_dim * (line.key_dim + line.value_dim)
+        attention += _FP32 * state / (_DELTA_PART * tp)
     return stream, attention, e * model.linear_in_width / tp, e * 2 * model.inner / tp
 
 
