@@ -55,8 +55,8 @@ def main() -> None:
         from benchmarks.gpu import delta_kernels
 
         with part(CASE, "a delta net's kernels"):
-            delta_kernels.show_step(CASE, max(arguments.lengths) // cp, device)
             delta_kernels.show_mixer(CASE, max(arguments.lengths) // cp, cp, device)
+            delta_kernels.show_step(CASE, max(arguments.lengths) // cp, device)
         torch.cuda.empty_cache()
     emulate()
     for cp in arguments.cp:
