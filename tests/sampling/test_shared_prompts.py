@@ -1,4 +1,4 @@
-"""Jobs with the same prompt and adapter: computed once where they came together, with the answers that each has alone."""
+"""Jobs with the same prompt and adapter: computed once while there is work, with the answers that each has alone."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from lilo_miles_backend.sampler.adapters import Adapter
 from lilo_miles_backend.sampler.batch import Batch
 from lilo_miles_backend.sampler.model import Model
 from lilo_miles_backend.sampler.prefill import CHUNK_TOKENS, Prefill, take_group
+from lilo_miles_backend.sampler.prompts import Prompts
 from lilo_miles_backend.sampler.sequence import Job
 from lilo_miles_backend.sampler.weights import read_base
 
@@ -95,3 +96,61 @@ def test_a_long_prompt_takes_along_what_costs_nothing_more():
     first, scored = job(LONG, {}, 0), job(LONG, {}, 1, scored=True)
     # Running samples would wait for the scores of both.
     assert group_of([first, scored]) == ([first], [scored])
+
+
+def test_jobs_that_come_one_by_one_answer_as_each_does_alone(model):
+    asked = [(SHORT, seed, seed == 3) for seed in range(1, 5)]
+    batch = Batch(model, max_rows=8, max_length=64)
+    answers = {}
+    with torch.inference_mode():
+        for prompt, seed, scored in asked:
+            batch.submit(job(prompt, answers, seed, scored=scored))
+            batch.step()
+        busy_bytes = batch.held_bytes
+        while batch.busy:
+            batch.step()
+    assert batch.held_bytes < busy_bytes, "an idle one keeps no prompts"
+    alone = answers_of(model, [[each] for each in asked])
+    assert {seed: all_tokens(answer) for seed, answer in answers.items()} == {
+        seed: all_tokens(answer) for seed, answer in alone.items()
+    }
+
+
+def waiting_for(model, limit_contexts=None):
+    whole = model.new_cache(max_rows=1, max_length=64).bytes_of
+    limit = None if limit_contexts is None else whole(limit_contexts, 64)
+    return Prompts(model, max_rows=8, bytes_of=whole, limit_bytes=limit)
+
+
+@torch.inference_mode()
+def test_a_prompt_that_was_just_computed_is_not_computed_again(model):
+    prompts = waiting_for(model)
+    adapter = Adapter(name="a", folder="", factors={})
+    jobs = [job(SHORT, {}, 0), job(SHORT, {}, 1), job(SHORT, {}, 2, adapter=adapter)]
+    jobs.append(job(SHORT, {}, 3, scored=True))
+    for each in jobs:
+        prompts.submit(each)
+        prompts.step()
+    first, second, other, scored = [entry.prefill for entry in prompts.ready]
+    assert second is first
+    assert other is not first
+    assert scored not in (first, other), "its scores have to be computed"
+    prompts.forget_recent()
+    prompts.submit(job(SHORT, {}, 4))
+    prompts.step()
+    assert prompts.ready[-1].prefill not in (first, other, scored)
+
+
+@torch.inference_mode()
+def test_what_is_kept_for_later_jobs_makes_room_and_keeps_the_order_of_the_line(model):
+    prompts = waiting_for(model, limit_contexts=1)
+    long, short = job([k % 90 for k in range(60)], {}, 0), job(SHORT, {}, 1)
+    prompts.submit(short)
+    prompts.step()
+    prompts.ready.clear()  # its samples have started
+    prompts.submit(long)
+    prompts.submit(job(SHORT, {}, 2))
+    while not prompts.ready:
+        prompts.step()
+    assert prompts.ready[0].job is long
+    assert prompts.held_bytes <= model.new_cache(max_rows=1, max_length=64).bytes_of(1, 64)

@@ -1,6 +1,6 @@
 """Batch: which samples generate together, step by step (continuous admission).
 
-    waiting jobs -> prefill (own cache) -> ready jobs -> live rows -> answers
+    prompts (own caches) -> ready jobs -> live rows -> answers
 
 A step computes one piece of prefill, gives free rows to samples of ready jobs, and draws one token for every live row.
 All samples of a job start from one prefill; a job with more samples than there are rows is served in waves, while
@@ -12,7 +12,6 @@ Invariant: live row i is row i of the cache. When a row ends, the last one moves
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -23,14 +22,11 @@ from lilo_miles_backend.sampler import logprobs
 from lilo_miles_backend.sampler.admission import Ready, shares
 from lilo_miles_backend.sampler.draw import draw_tokens
 from lilo_miles_backend.sampler.model import Model
-from lilo_miles_backend.sampler.prefill import Prefill, take_group
+from lilo_miles_backend.sampler.prompts import Prompts
 from lilo_miles_backend.sampler.sequence import Job, Sequence
 
 _KEEP_IDLE_BYTES = 64 * 2**20
 """Cache that an idle sampler keeps, to be quick when work comes."""
-
-_MAX_READY = 16
-"""Jobs with computed prompts that wait for rows; each holds the cache of its prompt."""
 
 Begun: TypeAlias = tuple[Ready, list[Sequence]]
 """A job with those of its samples that start now."""
@@ -56,23 +52,24 @@ class Batch:
         self._model = model
         self._max_rows = max_rows
         self._cache = model.new_cache(max_rows=max_rows, max_length=max_length)
-        self._prompt_bytes: int | None = None
+        self._limited = cache_bytes is not None
+        prompt_bytes: int | None = None
         if cache_bytes is not None:
             # Prompts get a quarter, and room for a whole one: rows and prompts never wait for each other's memory.
-            self._prompt_bytes = max(cache_bytes // 4, self._cache.bytes_of(1, max_length))
-            rest = max(0, cache_bytes - self._prompt_bytes)
+            prompt_bytes = max(cache_bytes // 4, self._cache.bytes_of(1, max_length))
+            rest = max(0, cache_bytes - prompt_bytes)
             self._cache = model.new_cache(
                 max_rows=max_rows, max_length=max_length, limit_bytes=rest
             )
-        self._waiting: deque[Job] = deque()
-        self._prefill: Prefill | None = None
-        self._ready: deque[Ready] = deque()
+        self._prompts = Prompts(
+            model, max_rows=max_rows, bytes_of=self._cache.bytes_of, limit_bytes=prompt_bytes
+        )
         self._live: list[Sequence] = []
 
     @property
     def busy(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._waiting or self._prefill or self._ready or self._live)
+        return self._prompts.busy or bool(self._live)
 
     @property
     def num_running(self) -> int:
@@ -82,109 +79,56 @@ class Batch:
     @property
     def num_waiting(self) -> int:
         """Jobs whose prompt is not computed yet, or which have no live sample yet."""
-        prefilling = len(self._prefill.jobs) if self._prefill is not None else 0
-        return len(self._waiting) + prefilling + sum(ready.started == 0 for ready in self._ready)
+        return self._prompts.num_waiting
 
     @property
     def held_bytes(self) -> int:
         """Of the caches of rows, and of prompts that are computed or being computed."""
-        return self._cache.size_bytes + self._held_by_prompts
-
-    @property
-    def _held_by_prompts(self) -> int:
-        """Of prompts that are computed or being computed; a group's prompts share a cache."""
-        prefills = [entry.prefill for entry in self._ready]
-        if self._prefill is not None:
-            prefills.append(self._prefill)
-        return sum({id(prefill): prefill.cache.size_bytes for prefill in prefills}.values())
+        return self._cache.size_bytes + self._prompts.held_bytes
 
     def submit(self, job: Job) -> None:
         """Take a job; its answer comes out of a later step."""
-        self._waiting.append(job)
+        self._prompts.submit(job)
 
     def abort(self, unwanted: Callable[[Job], bool], error: LiloError) -> None:
         """Fail jobs wherever they are and free their rows."""
         for job in self._jobs():
             if unwanted(job):
                 job.fail(error)
-        self._waiting = deque(job for job in self._waiting if not job.settled)
+        self._prompts.drop_settled(waiting=True)
         self._drop_settled()
 
     def fail_all(self, error: LiloError) -> None:
         """Fail every job and start from nothing."""
         for job in self._jobs():
             job.fail(error)
-        self._waiting.clear()
-        self._ready.clear()
+        self._prompts.clear()
         self._live.clear()
-        self._prefill = None
         self._cache.release()
 
     def step(self) -> None:
         """One round of prefill, admission and decoding."""
-        self._advance_prefill()
+        self._prompts.step()
         self._start_samples()
         self._decode()
-        if not self.busy and self._cache.size_bytes > _KEEP_IDLE_BYTES:
-            self._cache.release()
+        if not self.busy:
+            self._prompts.forget_recent()
+            if self._cache.size_bytes > _KEEP_IDLE_BYTES:
+                self._cache.release()
 
     def _jobs(self) -> list[Job]:
-        prefilling = self._prefill.jobs if self._prefill is not None else []
-        ready = [entry.job for entry in self._ready]
-        return [*self._waiting, *prefilling, *ready, *{s.job: None for s in self._live}]
-
-    # ---- prefill
-
-    def _advance_prefill(self) -> None:
-        """Compute a piece; a failing group is tried again one job at a time, so that one cannot fail others."""
-        if self._prefill is None:
-            if not self._waiting or len(self._ready) >= _MAX_READY:
-                return
-            group = take_group(self._waiting, self._max_rows, self._prompts_fit)
-            if not group:
-                return
-            self._prefill = Prefill(self._model, group)
-        prefill = self._prefill
-        try:
-            prefill.step()
-        except (RuntimeError, ValueError, MemoryError) as error:
-            self._prefill = None
-            self._retry_alone(prefill.jobs, error)
-            return
-        if prefill.done:
-            self._prefill = None
-            self._ready.extend(
-                Ready(job, prefill, row)
-                for row, job in zip(prefill.rows, prefill.jobs, strict=True)
-                if not job.settled
-            )
-
-    def _prompts_fit(self, rows: int, length: int) -> bool:
-        """Whether these prompts fit beside those that wait for rows; when none waits, one always does."""
-        if self._prompt_bytes is None or (rows == 1 and not self._ready):
-            return True
-        more = self._cache.bytes_of(rows, length)
-        return self._held_by_prompts + more <= self._prompt_bytes
-
-    def _retry_alone(self, jobs: list[Job], error: Exception) -> None:
-        if len(jobs) == 1:
-            _log.error("prefill of %s failed", jobs[0].request.request_id, exc_info=error)
-            jobs[0].fail(CommandFailed(f"the sampler failed on this prompt: {error}"))
-            return
-        for job in jobs:
-            job.alone = True
-        self._waiting.extendleft(reversed([job for job in jobs if not job.settled]))
+        return [*self._prompts.jobs, *{s.job: None for s in self._live}]
 
     # ---- admission
 
     def _start_samples(self) -> None:
         """Give free rows to ready jobs; a job that has more samples to start goes to the end of the queue."""
         started = shares(
-            self._ready, live=len(self._live), longest=self._longest, cache=self._cache
+            self._prompts.ready, live=len(self._live), longest=self._longest, cache=self._cache
         )
         together: list[Begun] = []
         for ready, count in started:
-            self._ready.remove(ready)
+            self._prompts.ready.remove(ready)
             begun = (ready, ready.job.sequences[ready.started : ready.started + count])
             ready.started += count
             if ready.needs_rows:
@@ -193,7 +137,9 @@ class Batch:
                 # May have more samples than there are rows, so these logits are never held beside others'.
                 self._start([begun])
         self._start(together)
-        self._ready.extend(ready for ready, _ in started if ready.left and not ready.job.settled)
+        self._prompts.ready.extend(
+            ready for ready, _ in started if ready.left and not ready.job.settled
+        )
 
     @property
     def _longest(self) -> int:
@@ -242,7 +188,7 @@ class Batch:
 
     def _needed(self, job: Job) -> int:
         """Positions to reserve for a row: to its end where memory is counted, else as it grows."""
-        return len(job.prompt) if self._prompt_bytes is None else max(self._longest, job.length)
+        return max(self._longest, job.length) if self._limited else len(job.prompt)
 
     # ---- decoding
 
@@ -292,4 +238,4 @@ class Batch:
             if last is not sequence:
                 self._cache.copy_from(self._cache, len(self._live), row, last.next_position)
                 self._live[row] = last
-        self._ready = deque(ready for ready in self._ready if not ready.job.settled)
+        self._prompts.drop_settled(waiting=False)

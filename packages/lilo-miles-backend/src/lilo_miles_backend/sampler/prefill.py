@@ -55,9 +55,10 @@ class Prefill:
         """Allocates when the first step runs."""
         self.jobs = jobs
         prompts = {job.prefilled: job for job in jobs}
-        numbers = {prompt: row for row, prompt in enumerate(prompts)}
-        self.rows = [numbers[job.prefilled] for job in jobs]
-        """Of each job, in the cache and the logits."""
+        self.row_of = {prompt: row for row, prompt in enumerate(prompts)}
+        """Row of each prompt with its adapter, in the cache and the logits."""
+        self.rows = [self.row_of[job.prefilled] for job in jobs]
+        """Of each job."""
         self._distinct = list(prompts.values())
         """A job of each row."""
         self.position = 0
@@ -71,6 +72,10 @@ class Prefill:
     def done(self) -> bool:
         """Whether every prompt is in the cache."""
         return self.position >= self.length
+
+    def forget_jobs(self) -> None:
+        """Keep what was computed and not for whom."""
+        self.jobs, self.rows, self._distinct = [], [], []
 
     def step(self) -> None:
         """Compute the next piece, and what was asked about the prompt there."""
