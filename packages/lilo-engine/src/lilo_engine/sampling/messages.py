@@ -1,7 +1,8 @@
 """Messages between the process that manages sampling and the one that samples, and the stream that carries them.
 
 Every call has a number; replies come in any order. Frames (`commands/frames.py`) follow each other, each after its
-length as a little-endian u64.
+length as a little-endian u64. What is ready at once is written at once: a write wakes the other process up, which costs
+both more than a message does.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from lilo_engine.commands import frames
@@ -85,19 +87,34 @@ class MessageStream:
         """Take the stream over."""
         self._stream = stream
         self._received = BufferedByteReceiveStream(stream)
-        self._sending = anyio.Lock()
+        self._outgoing: list[bytes] = []
+        """Frames with their lengths that no write has taken yet."""
+        self._writing = False
 
     async def send(self, message: object) -> None:
         """Send one message; one that was begun is finished even if the caller is cancelled.
 
+        Returns when it is written, or when a write that others wait for will take it along. If that one fails, it is
+        `receive` that tells.
+
         Raises:
             anyio.BrokenResourceError, anyio.ClosedResourceError: the other side is gone.
+            FrameError: it cannot travel; nothing was sent.
         """
         frame = frames.encode(message)
-        # Half a frame would put the stream out of step for everybody, so a cancellation waits for the end of it.
-        with anyio.CancelScope(shield=True):
-            async with self._sending:
-                await self._stream.send(_LENGTH.pack(len(frame)) + frame)
+        self._outgoing += (_LENGTH.pack(len(frame)), frame)
+        if self._writing:
+            return
+        self._writing = True
+        try:
+            # Half a frame would put the stream out of step for everybody, so a cancellation waits for the end of it.
+            with anyio.CancelScope(shield=True):
+                while self._outgoing:
+                    await anyio.lowlevel.checkpoint()  # what is as ready as this goes with it
+                    ready, self._outgoing = self._outgoing, []
+                    await self._stream.send(b"".join(ready))
+        finally:
+            self._writing = False
 
     async def receive(self) -> object:
         """The next message.
