@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -24,6 +25,7 @@ _log = logging.getLogger(__name__)
 NO_END_MS = 253_402_300_799_000
 """The last second of the year 9999: a lifetime that was taken back, where the manifest states one."""
 
+_TTL = re.compile("[0-9]{1,12}")
 _UNKNOWN = LoraSpec(
     lora_rank=0, alpha=0.0, seed=None, train_attn=False, train_mlp=False, train_unembed=False
 )
@@ -58,7 +60,7 @@ def row_of(checkpoint: Checkpoint) -> CheckpointRow:
         position=where.order,
         size_bytes=checkpoint.size_bytes,
         digest=manifest.digest,
-        created_s=manifest.created_unix_ms / 1000,
+        created_s=_time(manifest.created_unix_ms / 1000),
         expires_s=_expiry(manifest.metadata, manifest.created_unix_ms / 1000),
         unnamed="sampling_session_id" in manifest.metadata,
         public=False,
@@ -78,22 +80,49 @@ def _found_row(found: Found) -> CheckpointRow:
 
 def _expiry(metadata: Mapping[str, str], created_s: float) -> float | None:
     ttl_s = metadata.get("ttl_s", "")
-    return created_s + int(ttl_s) if ttl_s.isdigit() else None
+    return _time(created_s + int(ttl_s)) if _TTL.fullmatch(ttl_s) else None
+
+
+def _time(unix_s: float) -> float:
+    """A time that can be told as a date."""
+    return min(unix_s, NO_END_MS / 1000)
 
 
 def _user_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
     try:
         parsed: object = json.loads(metadata.get("user_metadata", "{}"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     if not isinstance(parsed, dict):
         return {}
     return {str(k): str(v) for k, v in cast("dict[object, object]", parsed).items()}
 
 
+def _can_be_kept(row: CheckpointRow) -> bool:
+    """Whether a database takes the texts of a row; those of a run that are made from it too.
+
+    A manifest of somebody else's may hold any. Columns of JSON take all of them.
+    """
+    texts = (row.run_id, row.kind, row.name, row.owner, row.spec.get("base_model", ""))
+    odd = [text for text in texts if "\x00" in text or not _is_unicode(text)]
+    if odd:
+        _log.warning("checkpoint in %s is left out: %r is no text of ours", row.folder, odd[0])
+    return not odd
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def rebuild(session: Session, found: Sequence[Found]) -> None:
     """Rows for every manifest, none without one; what only the index knows is kept."""
-    rows = {(row.run_id, row.kind, row.name): row for row in map(_found_row, found)}
+    rows = {
+        (row.run_id, row.kind, row.name): row for row in map(_found_row, found) if _can_be_kept(row)
+    }
     known = {
         (row.run_id, row.kind, row.name): row for row in session.scalars(sa.select(CheckpointRow))
     }

@@ -7,6 +7,7 @@ Trainers write it, so that a checkpoint can be listed and a model made for it wi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from lilo_engine.errors import InvalidRequest
@@ -36,9 +37,9 @@ def lora_from_metadata(metadata: Mapping[str, str]) -> LoraSpec:
     """
     try:
         return LoraSpec(
-            lora_rank=int(metadata["lora_rank"]),
-            alpha=float(metadata["alpha"]),
-            seed=int(metadata["seed"]) if "seed" in metadata else None,
+            lora_rank=_whole(metadata["lora_rank"], bits=31),
+            alpha=_finite(metadata["alpha"]),
+            seed=_whole(metadata["seed"], bits=63) if "seed" in metadata else None,
             train_attn=_FLAGS[metadata["train_attn"]],
             train_mlp=_FLAGS[metadata["train_mlp"]],
             train_unembed=_FLAGS[metadata["train_unembed"]],
@@ -48,6 +49,20 @@ def lora_from_metadata(metadata: Mapping[str, str]) -> LoraSpec:
             f"the checkpoint's manifest does not say the shape of its adapter "
             f"({type(error).__name__}: {error}); it was not made by a trainer of this kind"
         ) from error
+
+
+def _whole(text: str, *, bits: int) -> int:
+    value = int(text)
+    if value.bit_length() > bits:
+        raise ValueError(f"{text[:40]} has more than {bits} bits")
+    return value
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:40]} is not finite")
+    return value
 
 
 def _flag(value: bool) -> str:
