@@ -7,7 +7,7 @@ import multiprocessing as mp
 import tempfile
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from itertools import product
 from multiprocessing.connection import Connection
@@ -18,39 +18,17 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from lilo_miles_backend.ranks.attention import Attention, PackedRows
-from lilo_miles_backend.ranks.attention_plan import (
-    REMEMBERED,
-    DenseCall,
-    DenseRule,
-    plan_calls,
-    stretches,
-)
 from lilo_miles_backend.ranks.collectives import Axis
-from lilo_miles_backend.ranks.kernels import attention_reference
 from lilo_miles_backend.ranks.kernels.attention_choice import (
-    TOLERANCE,
-    Case,
-    Choice,
     choose_attention,
-    dense_error,
-    packed_error,
 )
-from lilo_miles_backend.ranks.kernels.attention_cudnn import CudnnAttention
-from lilo_miles_backend.ranks.kernels.attention_fa4 import Fa4Attention
-from lilo_miles_backend.ranks.kernels.attention_flash import FlashAttention, FlashPackedAttention
 from lilo_miles_backend.ranks.kernels.attention_kernel import (
-    Attended,
     AttentionKernels,
-    DenseAttention,
-    PackedBounds,
 )
 from lilo_miles_backend.ranks.kernels.attention_merge import merge_
 from lilo_miles_backend.ranks.kernels.attention_reference import (
     CpuAttention,
-    PlainAttention,
     PlainPackedAttention,
 )
 from lilo_miles_backend.ranks.stream import Stream, pack
@@ -234,139 +212,3 @@ def test_ranks_that_cut_rows_have_the_numbers_of_a_mask_and_the_same_bits_each_t
         one[torch.from_numpy(places)] = torch.cat([outs[index] for outs in cut.outs])
     assert _worst(whole, right) <= EXACT
     assert cut.repeats
-
-
-def test_a_wrong_kernel_is_seen_by_the_check_at_start() -> None:
-    class Shifted(CpuAttention):
-        """Forgets the mask."""
-
-        def forward(self, q: Any, k: Any, v: Any, *, causal: bool, scale: float) -> Attended:
-            return super().forward(q, k, v, causal=False, scale=scale)
-
-    class Scaled(PlainPackedAttention):
-        """Gets its scale wrong."""
-
-        def forward(
-            self, q: Any, k: Any, v: Any, bounds: PackedBounds, *, scale: float
-        ) -> Attended:
-            return super().forward(q, k, v, bounds, scale=scale * 1.1)
-
-    bf16 = torch.bfloat16
-    assert dense_error(CpuAttention(), Case(CPU, bf16, 64, 2)) <= TOLERANCE / 2
-    assert packed_error(PlainPackedAttention(), Case(CPU, bf16, 64, 2)) <= TOLERANCE / 2
-    assert dense_error(Shifted(), Case(CPU, bf16, 64, 2)) > TOLERANCE
-    assert packed_error(Scaled(), Case(CPU, bf16, 64, 2)) > TOLERANCE
-
-
-def test_kernels_that_raise_or_are_wrong_are_put_aside_with_the_reason() -> None:
-    # What this build of torch cannot run on a CPU stands for what a card cannot run.
-    choice = Choice()
-    kernel = choice.first(
-        (Fa4Attention, CudnnAttention, FlashAttention, CpuAttention),
-        lambda one: dense_error(one, Case(CPU, torch.bfloat16, 64, 2)),
-    )
-    assert isinstance(kernel, CpuAttention)
-    assert [note.split()[0] for note in choice.notes] == ["cuDNN", "FA2"]
-
-
-def test_plain_formulas_are_those_of_torch_and_their_gradients_those_of_autograd(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(attention_reference, "QUERIES_AT_ONCE", 3)
-    q, k, v, grad = (
-        torch.randn(2, length, heads, SIZE, dtype=torch.float64)
-        for length, heads in ((7, HEADS), (9, GROUPS), (9, GROUPS), (7, HEADS))
-    )
-    for one in (q, k, v):
-        one.requires_grad_()
-    for causal in (False, True):
-        mask = torch.ones(7, 9, dtype=torch.bool).tril(2 if causal else 9)
-        first = (x.transpose(1, 2) for x in (q, k, v))
-        right = torch.nn.functional.scaled_dot_product_attention(
-            *first, attn_mask=mask, scale=0.3, enable_gqa=True
-        ).transpose(1, 2)
-        right_grads = torch.autograd.grad(right, (q, k, v), grad)
-        right = right.detach()
-        with torch.no_grad():
-            ours = PlainAttention().forward(q, k, v, causal=causal, scale=0.3)
-            grads = PlainAttention().backward(grad, q, k, v, ours, causal=causal, scale=0.3)
-        assert _worst([ours.out, *grads], [right, *right_grads]) <= EXACT
-
-
-@given(
-    st.lists(st.sampled_from([1, 2, 4, 8, 16, 32]), min_size=1, max_size=12),
-    st.integers(0, 3),
-    st.integers(1, 40),
-)
-@settings(max_examples=60)
-def test_every_real_row_is_in_one_call_and_only_rows_of_one_length_share_a_dense_one(
-    shares: list[int], cp: int, dense_from: int
-) -> None:
-    size = 2**cp
-    here = [2 * share for share in shares]
-    padded = [length * size for length in here]
-    lengths = [length if index % 4 else 0 for index, length in enumerate(padded)]
-    rule = DenseRule(replace(PACKS, dense_from=dense_from, dense_at_once_from=dense_from))
-    calls = plan_calls(lengths, padded, cp_rank=0, cp_size=size, is_dense=rule, device=CPU)
-    starts = np.concatenate(([0], np.cumsum(here)))
-    covered = [token for call in calls for token in range(call.tokens.start, call.tokens.stop)]
-    wanted = [
-        token
-        for index, length in enumerate(lengths)
-        if length
-        for token in range(starts[index], starts[index + 1])
-    ]
-    assert covered == wanted
-    for call in calls:
-        rows = [i for i in range(len(here)) if call.tokens.start <= starts[i] < call.tokens.stop]
-        if isinstance(call, DenseCall):
-            assert {here[i] for i in rows} == {call.length}
-            assert call.rows * call.length**2 >= dense_from**2
-        else:
-            assert all(part.bounds.queries.diff().tolist() for part in call.parts)
-            assert len(call.parts) == (1 if size == 1 else 2)
-
-
-def test_long_rows_are_dense_calls_and_a_run_of_short_ones_is_one_packed_call() -> None:
-    rule = DenseRule(replace(PACKS, dense_from=2048, dense_at_once_from=2048))
-    found = stretches([32768, 4096, 4096, 1000, 700, 700, 3], rule)
-    assert found == [(1, True), (2, True), (4, False)]
-    assert stretches([1024] * 16, rule) == [(16, True)]
-    assert stretches([9, 9, 3], DenseRule(KERNELS["dense"])) == [(2, True), (1, True)]
-
-
-def test_a_shape_that_is_dear_to_prepare_for_is_a_dense_call_only_once_it_comes_again() -> None:
-    rule = DenseRule(replace(PACKS, dense_from=2048, dense_at_once_from=16384))
-    assert stretches([16384, 5000, 4096, 4096], rule) == [(1, True), (3, False)]
-    assert stretches([16384, 5001, 4096, 4096], rule) == [(1, True), (1, False), (2, True)]
-    for length in range(6000, 6000 + REMEMBERED):
-        assert stretches([length], rule) == [(1, False)]
-    assert stretches([4096, 4096], rule) == [(2, False)]
-
-
-@pytest.mark.parametrize("kernel", [FlashAttention(), CudnnAttention()])
-def test_this_torch_has_the_gpu_ops_as_they_are_called_and_leaves_heads_where_a_merge_wants_them(
-    kernel: DenseAttention,
-) -> None:
-    # The meta device checks arguments and gives shapes and strides; numbers are checked on a GPU.
-    def empty(tokens: int, heads: int) -> torch.Tensor:
-        return torch.empty(2, tokens, heads, 64, dtype=torch.bfloat16, device="meta")
-
-    for causal, queries, keys in ((True, 64, 64), (False, 32, 64)):
-        q, (k, v) = empty(queries, 4), empty(keys, 4).chunk(2, 2)
-        attended = kernel.forward(q, k, v, causal=causal, scale=0.1)
-        grads = kernel.backward(q, q, k, v, attended, causal=causal, scale=0.1)
-        assert attended.out.stride() == q.stride()
-        assert attended.lse.shape == (2, 4, queries)
-        assert [one.shape for one in grads] == [q.shape, k.shape, v.shape]
-
-
-def test_this_torch_has_the_packed_gpu_op_as_it_is_called() -> None:
-    q = torch.empty(64, 4, 64, dtype=torch.bfloat16, device="meta")
-    k, v = torch.empty(80, 4, 64, dtype=torch.bfloat16, device="meta").chunk(2, 1)
-    ends = torch.empty(3, dtype=torch.int32, device="meta")
-    bounds = PackedBounds(queries=ends, keys=ends, most_queries=40, most_keys=50)
-    attended = FlashPackedAttention().forward(q, k, v, bounds, scale=0.1)
-    grads = FlashPackedAttention().backward(q, q, k, v, attended, bounds, scale=0.1)
-    assert attended.lse.shape == (4, 64)
-    assert [one.shape for one in grads] == [q.shape, k.shape, v.shape]
