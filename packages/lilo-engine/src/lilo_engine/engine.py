@@ -8,8 +8,6 @@ It is not the trainer (`commands/` reaches that), not the schedule (`schedule/` 
 
 from __future__ import annotations
 
-import logging
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,14 +15,11 @@ import anyio
 import anyio.to_thread
 from lilo_definitions import Definition
 
-from lilo_engine.commands.command import BackendInfo, Health
-from lilo_engine.commands.dispatch import Dispatcher
-from lilo_engine.commands.launcher import Launcher, RunningBackend
+from lilo_engine.commands.launcher import Launcher
 from lilo_engine.commands.supervisor import Supervisor
-from lilo_engine.commands.threads import in_thread
 from lilo_engine.console.overview import overview
 from lilo_engine.console.recorder import Recorder
-from lilo_engine.engine_client import EngineState, Phase
+from lilo_engine.engine_client import EngineState
 from lilo_engine.errors import BackendLost, Gone, InvalidRequest, LiloError, Unavailable
 from lilo_engine.history.files import Files, own_folder
 from lilo_engine.history.history import HistorySettings
@@ -42,10 +37,8 @@ from lilo_engine.operations.residency import Place
 from lilo_engine.operations.result import Failed, FutureState, Pending
 from lilo_engine.operations.roster import Model
 from lilo_engine.operations.validate import check, check_model, check_seq_id
-from lilo_engine.serving import Serving
+from lilo_engine.trainers import Trainers
 from lilo_engine.work import Work
-
-_log = logging.getLogger(__name__)
 
 THREAD_FROM_TOKENS = 16384
 """Requests from this size on are checked and hashed in a thread: it takes longer than a heartbeat may wait."""
@@ -97,16 +90,13 @@ class Engine:
         """What the lanes did."""
         self._work.on_accepted = lambda entry: self.recorder.watcher.accepted(entry)
         self._work.on_finished = lambda entry: self.recorder.watcher.finished(entry)
-        self._supervisor = Supervisor(launcher)
-        self._serving: Serving | None = None
-        self._info: BackendInfo | None = None
-        self._last_health: Health | None = None
-        self._answered_s = 0.0
-        """When the trainer last answered, or started to serve."""
-        self._given_up = False
-        """No trainer could be started, and none is tried any more."""
-        self._draining = anyio.Event()
-        self._stopped = anyio.Event()
+        self._trainers = Trainers(
+            supervisor=Supervisor(launcher),
+            work=self._work,
+            journal=journal,
+            recorder=self.recorder,
+            files=self.files,
+        )
 
     # The client's side.
 
@@ -171,17 +161,17 @@ class Engine:
 
     async def state(self) -> EngineState:
         """What the engine is doing, by progress."""
-        health, silent_s = await self._health()
+        health, silent_s = await self._trainers.health()
         # All that follows is of one moment: a trainer may have been lost and replaced while it was asked.
         return EngineState(
-            phase=self._phase(),
-            epoch=self._supervisor.epoch,
-            backend=self._info,
+            phase=self._trainers.phase,
+            epoch=self._trainers.supervisor.epoch,
+            backend=self._trainers.info,
             health=health,
             silent_s=silent_s,
             resident_models=tuple(m.model_id for m in self._work.roster.all_resident()),
             queued_operations=self._work.num_queued,
-            last_failure=self._supervisor.last_failure,
+            last_failure=self._trainers.supervisor.last_failure,
             max_batch_tokens=self._work.scheduler.budget.max_tokens,
             max_forward_backward_batch=self._work.scheduler.budget.max_requests,
         )
@@ -205,10 +195,10 @@ class Engine:
         Operations that wait are not started any more; they fail when `run` ends. A command has its own limit, and
         so has this.
         """
-        self._draining.set()
+        self._trainers.draining.set()
         self._work.notify()
-        serving = self._serving
-        if serving is not None and not self._stopped.is_set():
+        serving = self._trainers.serving
+        if serving is not None and not self._trainers.stopped.is_set():
             await serving.idle.wait()
 
     # The trainer's side.
@@ -218,72 +208,17 @@ class Engine:
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self.files.run)
-                await self._run_trainers()
+                await self._trainers.run()
                 tasks.cancel_scope.cancel()
         finally:
-            self._stopped.set()
+            self._trainers.stopped.set()
             self._fail_everything()
-
-    async def _run_trainers(self) -> None:
-        """One after another, until no more can be started or the engine drains."""
-        while not self._draining.is_set():
-            running = await self._supervisor.start()
-            if running is None:
-                self._given_up = True
-                return
-            await self._serve(running)
-
-    async def _serve(self, running: RunningBackend) -> None:
-        """One epoch: lanes over a running trainer, then what its loss means."""
-        useful = False
-        try:
-            self._info = await Dispatcher(running.backend).describe()
-            self._answered_s = anyio.current_time()
-            self._work.residency.open(self._info.slots)
-            self._serving = Serving(
-                running=running,
-                work=self._work,
-                journal=self._journal,
-                recorder=self.recorder,
-                files=self.files,
-                draining=self._draining,
-            )
-            cause = await self._serving.run()
-        except LiloError as error:
-            cause = error.message
-        finally:
-            serving, self._serving, self._info = self._serving, None, None
-            self._last_health = None
-            self.recorder.lost()
-            if serving is not None:
-                serving.idle.set()
-                useful = self._work.residency.num_taken > 0
-            with anyio.CancelScope(shield=True):
-                await running.stop()
-        self._supervisor.lost(cause, useful=useful)
-        await self._lose_models(cause)
-
-    async def _lose_models(self, cause: str) -> None:
-        reason = f"the trainer was lost: {cause}"
-        lost = self._work.lose_trainer()
-        for model in lost:
-            way = model.gone_with(reason)
-            self._work.fail_unfinished(model, BackendLost(way.message))
-            self._work.end(model, reason, way)
-        for model in self._work.roster.all_ended():
-            # What still ran of a model that had ended is lost with the trainer too.
-            self._work.fail_unfinished(model, model.gone())
-        for model in lost:
-            try:
-                await self._journal.model_ended(model.model_id, reason)
-            except Exception:
-                _log.exception("the end of %s could not be recorded", model.model_id)
 
     def _fail_everything(self) -> None:
         """The engine stops: nobody may wait for what will not come."""
         error: LiloError = Unavailable("the server is stopping; this operation was not done")
-        if self._given_up:
-            failure = self._supervisor.last_failure
+        if self._trainers.given_up:
+            failure = self._trainers.supervisor.last_failure
             error = BackendLost(f"the trainer could not be started: {failure}")
         for model in self._work.roster.all_resident():
             self._work.fail_unfinished(model, error)
@@ -303,20 +238,11 @@ class Engine:
         return mark, None
 
     def _refuse_when_closed(self) -> None:
-        if self._stopped.is_set():
-            why = self._supervisor.last_failure or "it was stopped"
+        if self._trainers.stopped.is_set():
+            why = self._trainers.supervisor.last_failure or "it was stopped"
             raise Unavailable(f"the trainer does not run: {why}")
-        if self._draining.is_set():
+        if self._trainers.draining.is_set():
             raise Unavailable("the server is stopping and takes no more work; try again later")
-
-    def _phase(self) -> Phase:
-        if self._stopped.is_set():
-            return "stopped"
-        if self._draining.is_set():
-            return "draining"
-        if self._serving is not None:
-            return "serving"
-        return "starting" if self._supervisor.epoch <= 1 else "restarting"
 
     def _pending(self, model: Model) -> Pending:
         """Why a future of a model has no result yet, as far as that is worth telling."""
@@ -328,26 +254,9 @@ class Engine:
             return Pending(
                 reason=f"operations of this model wait for number {missing}, which has not come yet"
             )
-        if self._serving is None:
-            return Pending(reason=f"the trainer is {self._phase()}")
+        if self._trainers.serving is None:
+            return Pending(reason=f"the trainer is {self._trainers.phase}")
         return Pending()
-
-    async def _health(self) -> tuple[Health | None, float]:
-        """What the trainer says of its progress, and for how many seconds it has not said anything."""
-        serving = self._serving
-        if serving is None or self._stopped.is_set():
-            return None, 0.0
-        try:
-            health = await in_thread(serving.running.backend.health)
-        except LiloError:
-            # A trainer too busy to answer has not made progress either: what is known grows older.
-            silent_s = anyio.current_time() - self._answered_s
-            if self._last_health is None:
-                return None, silent_s
-            known = self._last_health
-            return replace(known, age_s=known.age_s + silent_s), silent_s
-        self._last_health, self._answered_s = health, anyio.current_time()
-        return health, 0.0
 
 
 def _same_creation(model: Model, mark: Fingerprint) -> RequestId:
