@@ -28,6 +28,15 @@ SECTIONS: Mapping[str, tuple[tuple[str, ...], tuple[tuple[str, str], ...]]] = {
             ("useful_share", "share"),
         ),
     ),
+    "offload": (
+        ("offload",),
+        (
+            ("setting", "setting"),
+            ("tokens", "tokens"),
+            ("tok_s", "tokens/s"),
+            ("peak_gib", "peak GiB"),
+        ),
+    ),
     "whole": (
         ("whole",),
         (
@@ -83,7 +92,11 @@ SECTIONS: Mapping[str, tuple[tuple[str, ...], tuple[tuple[str, str], ...]]] = {
 }
 """Of each marker of the page: the cases, and the columns with their titles."""
 
-_WANTED = {"hybrid": ("a layer", "prediction"), "serve": ("bare", "SDK,")}
+_WANTED = {
+    "hybrid": ("a layer", "prediction"),
+    "serve": ("bare", "SDK,"),
+    "offload": (", inputs ",),
+}
 """Of these cases only rows whose setting has one of these words."""
 
 

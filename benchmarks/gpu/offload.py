@@ -22,8 +22,8 @@ from benchmarks.gpu.models import model_folder
 
 CASE = "offload"
 PLAN = {"input": (16_384, 65_536), "all": (16_384,)}
-DIFFERENCE = 0.01
-"""|d| / |ref| of all gradients; a repeated step has 0.0015 on an H200."""
+AGAIN = 1.25
+"""|d| / |ref| of all gradients, over that of a repeated pass."""
 
 
 def main() -> None:
@@ -86,15 +86,16 @@ def compare(
     running.inputs = None
     reference, again = (gradients(trainer, data) for _ in range(2))
     running.inputs = away
+    spread = relative(again, reference)
     emit(
         CASE,
         setting=f"{setting}, the same pass again on the GPU",
         tokens=tokens,
-        difference=relative(again, reference),
+        difference=spread,
     )
     for attempt in range(2):
         figure = f"{setting} at {tokens}: gradients with inputs away, |d| / |ref|, pass {attempt}"
-        at_most(CASE, figure, relative(gradients(trainer, data), reference), DIFFERENCE)
+        at_most(CASE, figure, relative(gradients(trainer, data), reference), AGAIN * spread)
 
 
 def gradients(trainer: Trainer, data: Mapping[ModelId, Sequence[Datum]]) -> torch.Tensor:

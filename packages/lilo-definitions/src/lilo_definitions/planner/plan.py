@@ -179,8 +179,8 @@ def _notes(job: Job, trainer: TrainerName) -> list[str]:
     if job.offload_inputs and trainer == "lilo":
         away = inputs_away_bytes(job) / _GB
         notes.append(
-            f"inputs of layers wait in pinned memory of the host: {away:.1f} GB for each rank; that copying them takes no "
-            "time of its own is assumed"
+            f"inputs of layers wait in pinned memory of the host: {away:.1f} GB for each rank; the time of the "
+            "copies is not counted"
         )
     if job.gpu is not None and job.gpu.name != "H200":
         notes.append(f"rates are of an H200, scaled to {job.gpu.name} by data sheet")
