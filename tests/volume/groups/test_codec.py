@@ -92,6 +92,8 @@ def test_a_registered_dataclass_crosses_and_others_are_refused():
         b'{"!": ["dataclass", ["lilo_volume.manifest:FileEntry", {"path": "a"}]]}',
         b'{"!": ["dataclass", ["lilo_volume.cli:main", {}]]}',
         b"[" * 100_000,
+        b'{"!": ["dataclass", []]}',
+        b'{"!": ["dataclass", ["lilo_volume.manifest:FileEntry", 3]]}',
     ],
 )
 def test_bytes_that_are_no_value_are_refused(data):

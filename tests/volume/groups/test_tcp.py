@@ -8,6 +8,7 @@ import time
 import pytest
 from lilo_volume import GroupRefused, MissingFiles, RankLost
 from lilo_volume.groups import tcp
+from lilo_volume.groups.link import MAX_GREETING_BYTES, Link
 from lilo_volume.groups.tcp import tcp_group
 
 SOON_S = 5.0
@@ -163,6 +164,7 @@ def test_a_listener_that_does_not_know_the_token_is_not_believed():
         b"\xff" * 100,
         b"\x01\xff\xff\xff\xff",
         b"\x01\x00\x00\x00\x02{}",
+        b"\x01\x00\x00\x0f\xa0" + 4000 * b"[",
         b"",
     ],
 )
@@ -173,6 +175,19 @@ def test_strangers_are_turned_away_and_hold_nobody_up(meeting, noise):
             stranger.sendall(noise)
         outcomes = meeting.run(lambda: meeting.join(0, 2).nodes, lambda: meeting.join(1, 2).nodes)
     assert outcomes == [("node0", "node0")] * 2
+
+
+def test_a_stranger_gets_no_more_memory_than_a_greeting_takes():
+    stranger, ours = socket.socketpair()
+    with stranger:
+        link = Link(ours)
+        stranger.setblocking(False)
+        for _ in range(20):
+            with contextlib.suppress(BlockingIOError):
+                stranger.send(100_000 * b"\x01")
+            link.pull()
+        assert len(link._received) < 2 * MAX_GREETING_BYTES
+        link.close()
 
 
 def test_two_that_claim_one_rank_are_refused_on_all_with_the_table(meeting):

@@ -30,7 +30,7 @@ def begun_in(data: bytes) -> int | None:
     """When the attempt of a note began, in milliseconds of Unix time; None if the note does not say."""
     try:
         record: object = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     begun = (
         cast("dict[str, object]", record).get("begun_unix_ms") if isinstance(record, dict) else None

@@ -52,7 +52,7 @@ def decode(data: bytes | bytearray) -> Any:  # noqa: ANN401 - of whatever sort w
     """
     try:
         return _unpacked(json.loads(data.decode("ascii")))
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise Undecodable(f"not an encoded value: {error}") from error
 
 

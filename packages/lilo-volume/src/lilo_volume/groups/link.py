@@ -90,12 +90,12 @@ class Link:
             del self._unsent[:sent]
 
     def pull(self) -> None:
-        """Take in what the peer has sent."""
+        """Take in what the peer has sent, up to what the longest frame needs."""
         for _ in range(_READS_AT_ONCE):
-            if self.closed is not None:
+            if self.closed is not None or len(self._received) > _HEAD.size + self.limit_bytes:
                 return
             try:
-                data = self.sock.recv(_READ_BYTES)
+                data = self.sock.recv(min(_READ_BYTES, _HEAD.size + self.limit_bytes + 1))
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:

@@ -149,7 +149,7 @@ def _attend(guest: _Guest, me: Who, token: bytes) -> bool:
         if not hmac.compare_digest(proof, reply["proof"]):
             guest.link.put(FrameKind.FAILURE, encode(GroupRefused(_WRONG_TOKEN)))
             raise LinkClosed("it does not know the token")
-    except (LinkClosed, ValueError, TypeError, KeyError) as error:
+    except (LinkClosed, ValueError, TypeError, KeyError, RecursionError) as error:
         warn("group: a connection was turned away: %s", error)
         guest.link.close()
         return False
@@ -226,7 +226,7 @@ def _introduce(link: Link, me: Who, token: bytes, deadline: float) -> tuple[str,
     hello = _greeting(link, deadline)
     if hello.get("hello") != _HELLO:
         raise GroupRefused(f"something else than a lilo-volume group answers: {str(hello)[:100]}")
-    mine, theirs = secrets.token_hex(32), str(hello["challenge"])
+    mine, theirs = secrets.token_hex(32), str(hello.get("challenge"))
     mine_proof = _proof(token, "rank", theirs, mine, me)
     reply = {"who": asdict(me), "challenge": mine, "proof": mine_proof}
     link.put(FrameKind.GREETING, json.dumps(reply).encode("ascii"))
@@ -248,7 +248,7 @@ def _greeting(link: Link, deadline: float) -> dict[str, Any]:
     _, body = _next(link, deadline)
     try:
         value: object = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise GroupRefused("something else than a lilo-volume group answers")
