@@ -73,6 +73,7 @@ CASES = (
     Case("check_loss", limit_s=90.0),
     Case("check_passes", limit_s=120.0),
     Case("check_delta", limit_s=120.0),
+    Case("delta_kernels", limit_s=240.0),
     Case("check_sampler", limit_s=120.0),
     Case(
         "sampler",

@@ -8,7 +8,7 @@ each kernel's own list: for heads of 128 on a Hopper GPU, and few long rows, who
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from triton.runtime.autotuner import Autotuner, Config
@@ -34,13 +34,18 @@ WANTED: Mapping[str, Mapping[str, int]] = {
 
 def fix_configurations() -> None:
     """Leave every kernel of fla that was imported one configuration."""
+    for tuner in tuners():
+        if len(tuner.configs) > 1:
+            wanted = WANTED.get(tuner.base_fn.__name__, {})
+            tuner.configs = [_nearest(tuner.configs, wanted)]
+
+
+def tuners() -> Iterator[Any]:
+    """The autotuner of each kernel of fla that was imported; some come more than once."""
     for name, module in list(sys.modules.items()):
         if name.startswith("fla."):
-            for value in list(vars(module).values()):
-                tuner = _tuner(value)
-                if tuner is not None and len(tuner.configs) > 1:
-                    wanted = WANTED.get(tuner.base_fn.__name__, {})
-                    tuner.configs = [_nearest(tuner.configs, wanted)]
+            found = (_tuner(value) for value in list(vars(module).values()))
+            yield from (tuner for tuner in found if tuner is not None)
 
 
 def _tuner(value: Any) -> Any:  # noqa: ANN401 - Triton's decorators are untyped
