@@ -18,6 +18,7 @@ from lilo_engine.control.sessions import no_session
 from lilo_engine.control.tables import RunRow, SessionRow
 from lilo_engine.errors import Gone, NotFound
 from lilo_engine.operations.reference import CheckpointRef
+from lilo_engine.operations.roster import no_such_request
 from lilo_engine.sampling.residents import AdapterVersion
 
 
@@ -199,7 +200,4 @@ class View:
 
     def _check_future(self, request_id: str, owner: str) -> None:
         if not owns(self.caller, owner):
-            raise NotFound(
-                f"there is no request {request_id!r} here; the server may have been restarted, "
-                "which ends all models"
-            )
+            raise no_such_request(request_id)

@@ -193,13 +193,18 @@ class Roster:
         model_id, _, number = request_id.rpartition(":")
         model = self.get(ModelId(model_id))
         if model is None or not (number.isascii() and number.isdigit()):
-            raise NotFound(
-                f"there is no request {request_id!r} here; the server may have been restarted, "
-                "which ends all models"
-            )
+            raise no_such_request(request_id)
         try:
             return model, model.ledger.find(int(number))
         except Gone:
             if model.ended:
                 raise model.gone() from None
             raise
+
+
+def no_such_request(request_id: str) -> NotFound:
+    """What is said of a future that is not there, whatever the reason."""
+    return NotFound(
+        f"there is no request {request_id!r} here; the server may have been restarted, which ends all models: create the "
+        "client again, from its last checkpoint if there is one"
+    )
