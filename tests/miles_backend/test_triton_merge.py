@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -10,12 +11,24 @@ from lilo_miles_backend.ranks.kernels.attention_kernel import Attended
 from lilo_miles_backend.ranks.kernels.attention_merge import merge_
 
 from tests.miles_backend import reference as ref
+from tests.miles_backend.triton_programs import watched
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 if DEVICE.type == "cpu":
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
 pytest.importorskip("triton", reason="it comes with the CUDA builds of torch")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@pytest.fixture(autouse=True)
+def conflicts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No program may touch what another one writes; on a GPU nobody sees it."""
+    if DEVICE.type == "cuda":
+        yield
+        return
+    with watched(monkeypatch) as found:
+        yield
+    assert found == []
 
 
 @pytest.mark.parametrize(("rows", "length", "size"), [(2, 10, 16), (1, 6, 24)])
