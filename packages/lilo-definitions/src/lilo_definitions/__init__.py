@@ -26,7 +26,7 @@ from lilo_definitions.model import ModelSpec
 from lilo_definitions.model_config import ModelConfig, read_model_config
 from lilo_definitions.part import Part
 from lilo_definitions.sampler import Pool, Sampler
-from lilo_definitions.source import resolve_source
+from lilo_definitions.source import how_to_get, resolve_source
 from lilo_definitions.topology import Topology
 from lilo_definitions.trainer import Trainer
 
@@ -58,6 +58,7 @@ __all__ = [
     "check_fits_model",
     "digest",
     "get",
+    "how_to_get",
     "miles_args",
     "names",
     "read_model_config",

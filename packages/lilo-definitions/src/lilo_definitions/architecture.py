@@ -62,6 +62,20 @@ class Architecture:
     linear: LinearAttention | None = None
     """None: every layer has softmax attention."""
 
+    def undivided(self, tp: int) -> tuple[str, ...]:
+        """Why Lilo's trainer cannot split this model over `tp` tensor-parallel ranks, in its words; empty if it can.
+
+        Sizes go by their names in a `config.json`. Query heads are whole groups of key-value heads.
+        """
+        sizes = {"num_key_value_heads": self.kv_heads, "intermediate_size": self.inner}
+        if self.linear is not None:
+            sizes["linear_num_key_heads"] = self.linear.key_heads
+        return tuple(
+            f"topology.tp {tp} does not divide {name} {size}"
+            for name, size in sizes.items()
+            if size % tp
+        )
+
     @property
     def qk_norm(self) -> bool:
         """Whether queries and keys are normalised per head."""

@@ -30,13 +30,8 @@ def check_fits_model(definition: Definition) -> ModelConfig:
 
 def _misfits(definition: Definition, config: ModelConfig) -> list[str]:
     """Every number that does not fit, as a sentence."""
-    model, tp = definition.model, definition.topology.tp
+    model = definition.model
     smallest = min(config.hidden_size, config.intermediate_size)
-    divided = {
-        "attention heads": config.num_attention_heads,
-        "key-value heads": config.num_key_value_heads,
-        "MLP columns": config.intermediate_size,
-    }
     claims: list[tuple[bool, str]] = [
         (
             model.family == config.model_type,
@@ -54,9 +49,6 @@ def _misfits(definition: Definition, config: ModelConfig) -> list[str]:
             definition.lora.max_rank <= smallest,
             f"max_rank {definition.lora.max_rank} is over the smallest matrix side {smallest}",
         ),
-        *(
-            (num % tp == 0, f"{num} {what} cannot be divided by tp {tp}")
-            for what, num in divided.items()
-        ),
     ]
-    return [sentence for holds, sentence in claims if not holds]
+    undivided = config.architecture().undivided(definition.topology.tp)
+    return [*(sentence for holds, sentence in claims if not holds), *undivided]

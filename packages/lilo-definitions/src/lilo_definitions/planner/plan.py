@@ -53,6 +53,8 @@ class Plan:
     step: Step
     notes: tuple[str, ...]
     """What a reader should know before trusting the numbers."""
+    refusals: tuple[str, ...]
+    """Why Lilo's trainer would refuse this layout at start, in its words; it is planned nevertheless."""
 
     @property
     def fits(self) -> bool | None:
@@ -112,6 +114,7 @@ class Plan:
                 "sampler": round(self.sampler_checkpoint_bytes / _GB, 4),
             },
             "notes": list(self.notes),
+            "refusals": list(self.refusals),
         }
 
 
@@ -151,6 +154,7 @@ def make_plan(
         traffic=traffic_of(job, how),
         step=step_of(job, trainer, how, rows=rows, usd_per_gpu_hour=usd_per_gpu_hour),
         notes=tuple(_notes(job, trainer)),
+        refusals=() if trainer == "miles" else job.architecture.undivided(job.tp),
     )
 
 
@@ -170,7 +174,7 @@ def _notes(job: Job, trainer: TrainerName) -> list[str]:
     if job.tp > job.architecture.kv_heads:
         notes.append(
             f"tp {job.tp} is over {job.architecture.kv_heads} key-value heads: each is held by "
-            f"{job.tp // job.architecture.kv_heads} ranks, which lilo's trainer does not build"
+            f"{job.tp // job.architecture.kv_heads} ranks"
         )
     if job.architecture.linear is not None and trainer == "lilo":
         notes.append(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from lilo_definitions import get
+from lilo_definitions import architecture_of, get
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -43,7 +43,10 @@ def deploy(
 ) -> None:
     """Rent machines for a definition; --dry-run prints what would be created."""
     with problems_in_one_line():
-        planned = plan(get(definition), wheels=str(wheels) if wheels else None, python=python)
+        chosen = get(definition)
+        if refusals := architecture_of(chosen).undivided(chosen.topology.tp):
+            raise Problem(f"{chosen.name} would be refused at start: {'; '.join(refusals)}")
+        planned = plan(chosen, wheels=str(wheels) if wheels else None, python=python)
         _check_wheels(planned, wheels)
         if as_json:
             print(json.dumps(_as_json(planned), indent=2))

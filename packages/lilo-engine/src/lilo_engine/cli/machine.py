@@ -19,7 +19,9 @@ from lilo_definitions import (
     Definition,
     DefinitionError,
     MissingModel,
+    architecture_of,
     check_fits_model,
+    how_to_get,
     resolve_source,
 )
 from pydantic import BaseModel, ConfigDict
@@ -132,8 +134,8 @@ def obstacles(definition: Definition, machine: Machine) -> list[str]:
     try:
         check_fits_model(definition)
     except MissingModel:
-        hub_name = definition.model.source.removeprefix("hf:")
-        return [*found, f"its model is not here (hf download {hub_name})"]
+        found.append(f"its model is not here ({how_to_get(definition.model.source)})")
+        return [*found, *_undivided(definition)]
     except DefinitionError as error:
         return [*found, str(error)]
     needed = 2 * _weights_bytes(definition)  # Trainer and sampler hold the base weights each.
@@ -143,6 +145,14 @@ def obstacles(definition: Definition, machine: Machine) -> list[str]:
             f"{machine.available_bytes / 2**30:.1f} GiB of memory are free"
         )
     return found
+
+
+def _undivided(definition: Definition) -> tuple[str, ...]:
+    """Why its layout cannot split its model, as far as that is known without its files."""
+    try:
+        return architecture_of(definition).undivided(definition.topology.tp)
+    except DefinitionError:
+        return ()
 
 
 def _gpus_found(torch: Torch) -> str:

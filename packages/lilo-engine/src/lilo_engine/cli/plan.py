@@ -90,6 +90,11 @@ def plan(
         if trainer == "miles" and job.gpu is None:
             raise Problem(f"{job.name} runs on CPU, and raw Miles trains on CUDA only")
         made = make_plan(job, trainer, rows=rows, usd_per_gpu_hour=usd_per_gpu_hour)
+        if made.refusals:
+            raise Problem(
+                f"{job.name} would be refused at start: {'; '.join(made.refusals)}; choose another --tp, "
+                "let --search find layouts, or plan the raw run with --trainer miles"
+            )
         nearest = nearest_fit(job, trainer) if made.fits is False else None
         if picture is not None:
             picture.write_text(svg(made), "utf-8")
