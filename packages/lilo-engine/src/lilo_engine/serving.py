@@ -23,6 +23,7 @@ from lilo_engine.commands.command import CaptureId
 from lilo_engine.commands.dispatch import Dispatcher, Outcome
 from lilo_engine.commands.launcher import LOSS_NEWS_LIMIT_S, RunningBackend
 from lilo_engine.console.recorder import Recorder
+from lilo_engine.console.span import Span
 from lilo_engine.errors import BackendLost, CommandFailed, LiloError, Unavailable
 from lilo_engine.history.files import Files
 from lilo_engine.history.record import PlanRecord
@@ -164,24 +165,36 @@ class Serving:
         # A model may end while the steps of others run; its own still runs, since its slot is freed later.
         models = [self._model_of(entry) for entry in plan.entries]
         record = self.work.history.planned(plan.entries, plan.reason)
-        for entry, model in zip(plan.entries, models, strict=True):
-            assert isinstance(entry.operation, OptimStep)
-            span = self.recorder.begin(
-                "gpu",
-                "optim_step",
-                (model.model_id,),
-                reason=plan.reason,
-                request_ids=(entry.request_id,),
-            )
-            operation = entry.operation
-            outcome = await self._dispatcher.step(operation, model.window)
-            self.recorder.end(span, failed=isinstance(outcome, LiloError))
+        steps = [
+            entry.operation for entry in plan.entries if isinstance(entry.operation, OptimStep)
+        ]
+        spans = [self._begin_step(plan, 0)]
+
+        def told(place: int, outcome: Outcome) -> None:
+            self.recorder.end(spans[place], failed=isinstance(outcome, LiloError))
+            if place + 1 < len(steps):
+                spans.append(self._begin_step(plan, place + 1))
+            model = models[place]
             if isinstance(outcome, LiloError):
                 self.work.history.dropped(model.model_id)
             else:
-                self.work.history.stepped(operation, record)
-            self._settle(model, entry, outcome)
+                self.work.history.stepped(steps[place], record)
+            self._settle(model, plan.entries[place], outcome)
             self.work.settled(model)
+
+        windows = [model.window for model in models]
+        await self._dispatcher.steps(list(zip(steps, windows, strict=True)), told)
+
+    def _begin_step(self, plan: Plan, place: int) -> Span:
+        entry = plan.entries[place]
+        assert entry.operation is not None, "what is taken has not finished"
+        return self.recorder.begin(
+            "gpu",
+            "optim_step",
+            (entry.operation.model_id,),
+            reason=plan.reason,
+            request_ids=(entry.request_id,),
+        )
 
     def _model_of(self, entry: Entry) -> Model:
         assert entry.operation is not None, "what is taken has not finished"

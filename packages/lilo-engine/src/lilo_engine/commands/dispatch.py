@@ -6,8 +6,11 @@ command is an outcome; BackendLost is raised and means that the trainer must be 
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ParamSpec, TypeAlias, TypeVar
 
 import anyio
@@ -42,6 +45,36 @@ Outcome: TypeAlias = Result | LiloError
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What becomes of one step."""
+
+    operation: OptimStep
+    refusal: LiloError | None
+    spoiled: bool
+    """Whether a failed pass may have left gradients behind."""
+
+
+class _Heard:
+    """Outcomes on their way from a thread to the loop, in order."""
+
+    def __init__(self) -> None:
+        self._outcomes = deque[Outcome]()
+        self._news = anyio.Event()
+
+    def put(self, outcome: Outcome) -> None:
+        """In the loop."""
+        self._outcomes.append(outcome)
+        self._news.set()
+
+    async def next(self) -> Outcome:
+        """The next one. Ended by its group where the thread fails, which has the limits of its commands."""
+        while not self._outcomes:
+            self._news = anyio.Event()
+            await self._news.wait()
+        return self._outcomes.popleft()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,20 +148,54 @@ class Dispatcher:
                     window.passed()
         return outcomes
 
-    async def step(self, operation: OptimStep, window: Window) -> Outcome:
-        """Do the step, or refuse it and drop what a failed pass may have left; the window closes."""
-        refusal = window.refusal()
-        if refusal is not None:
-            if window.failure is not None:
-                await self._drop_gradients(operation.model_id)
+    async def steps(
+        self,
+        operations: Sequence[tuple[OptimStep, Window]],
+        told: Callable[[int, Outcome], None],
+    ) -> None:
+        """Do steps one after another, or refuse one and drop what a failed pass may have left; the windows close.
+
+        All in one thread, which does not wait for the loop between two: what the loop does for clients meanwhile takes
+        longer than a small step.
+
+        Args:
+            operations: steps of different models.
+            told: called with the place of each step and its outcome, as soon as it is done.
+        """
+        steps = [
+            _Step(operation, window.refusal(), spoiled=window.failure is not None)
+            for operation, window in operations
+        ]
+        for _, window in operations:
             window.close()
-            return refusal
-        window.close()
-        metrics = await self._try(self.backend.optim_step, operation.model_id, operation.params)
-        if isinstance(metrics, LiloError):
-            await self._drop_gradients(operation.model_id)
-            return metrics
-        return Stepped(metrics=dict(metrics))
+        heard = _Heard()
+        tell = partial(asyncio.get_running_loop().call_soon_threadsafe, heard.put)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._run_steps, steps, tell)
+            for place in range(len(steps)):
+                told(place, await heard.next())
+
+    async def _run_steps(self, steps: Sequence[_Step], tell: Callable[[Outcome], object]) -> None:
+        await self._call(self._optim_steps, steps, tell)
+
+    def _optim_steps(self, steps: Sequence[_Step], tell: Callable[[Outcome], object]) -> None:
+        """In a thread."""
+        for step in steps:
+            tell(self._optim_step(step))
+
+    def _optim_step(self, step: _Step) -> Outcome:
+        model_id = step.operation.model_id
+        if step.refusal is not None:
+            if step.spoiled:
+                self._drop_gradients(model_id)
+            return step.refusal
+        try:
+            return Stepped(metrics=dict(self.backend.optim_step(model_id, step.operation.params)))
+        except BackendLost:
+            raise
+        except LiloError as error:
+            self._drop_gradients(model_id)
+            return error
 
     async def load(self, operation: LoadState, window: Window) -> Outcome:
         """Load a checkpoint; gradients are dropped with what they belonged to."""
@@ -154,9 +221,13 @@ class Dispatcher:
         """Publish a capture; runs beside the GPU lane."""
         return await self._try(self.backend.persist, capture_id, destination)
 
-    async def _drop_gradients(self, model_id: ModelId) -> None:
-        error = await self._try(self.backend.drop_gradients, model_id)
-        if error is not None:
+    def _drop_gradients(self, model_id: ModelId) -> None:
+        """In a thread."""
+        try:
+            self.backend.drop_gradients(model_id)
+        except BackendLost:
+            raise
+        except LiloError as error:
             # Gradients of a failed window would leak into the next one.
             raise BackendLost(f"drop_gradients of {model_id} failed: {error.message}") from error
 
@@ -175,7 +246,7 @@ class Dispatcher:
         except LiloError:
             raise
         except Exception as error:
-            name = getattr(call, "__name__", "a command")
+            name = getattr(call, "__name__", "a command").lstrip("_")
             raise BackendLost(
                 f"{name} failed in the trainer: {type(error).__name__}: {error}"
             ) from error
