@@ -92,6 +92,7 @@ def test_lilo_report_compares_a_run_with_an_earlier_report(served: Served, run_i
     compared = lilo("report", run_id, "--against", str(path), *server)
     assert compared.exit_code == 0, compared.output
     assert "ratio" in compared.output
+    assert run_id in " ".join(compared.output.split())
 
 
 def test_lilo_report_says_in_one_line_what_is_wrong(served: Served, tmp_path):

@@ -87,6 +87,11 @@ def test_keys_of_a_folder_that_is_not_there_are_not_looked_for_in_a_new_one(tmp_
     assert not folder.exists()
 
 
+@pytest.mark.parametrize("since", ["tomorrow", "2026-13-01", "20261130", "2026-1-3"])
+def test_a_day_that_is_none_is_refused_instead_of_counting_nothing(tmp_path, since):
+    assert since in refused("keys", "list", "--since", since, "--data-dir", str(tmp_path))
+
+
 def test_keys_are_made_listed_and_revoked(tmp_path):
     def run(*arguments: str) -> str:
         app = build("keys")

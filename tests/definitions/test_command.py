@@ -32,6 +32,17 @@ def test_show_has_every_field_and_the_digest():
     assert "digest" in done.stdout
 
 
+def test_show_says_values_as_yaml_has_them_and_a_text_as_it_is(tmp_path):
+    path = tmp_path / "odd.yaml"
+    path.write_text('extends: tiny\nsummary: "a [/b] :train: [x]"\n')
+    done = runner.invoke(build(), ["definitions", "show", str(path)])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines()[0] == "odd: a [/b] :train: [x]"
+    shown = dict(line.split()[:2] for line in done.stdout.splitlines() if len(line.split()) > 2)
+    assert (shown["pack_models"], shown["single_use_containers"]) == ("false", "true")
+    assert (shown["gpu"], shown["pool"]) == ("null", "null")
+
+
 def test_show_for_programs_is_a_definition_again():
     import lilo_definitions
 

@@ -47,7 +47,7 @@ def list_definitions(as_json: _Json = False) -> None:
             f"{definition.lora.slots} of rank {definition.lora.max_rank}",
             f"{definition.topology.world_size} {definition.topology.device}",
         )
-    Console(highlight=False).print(table)
+    Console(highlight=False, markup=False, emoji=False).print(table)
 
 
 @app.command("show")
@@ -72,8 +72,9 @@ def show_definition(
         if field not in ("name", "summary"):
             table.add_row(field, value, meaning)
     table.add_row("digest", lilo_definitions.digest(definition)[:16], "Equal content, equal digest")
-    console = Console(highlight=False)
-    console.print(f"[bold]{definition.name}[/bold]: {definition.summary}", soft_wrap=True)
+    console = Console(highlight=False, markup=False, emoji=False)
+    heading = Text.assemble((definition.name, "bold"), f": {definition.summary}")
+    console.print(heading, soft_wrap=True)
     console.print(table)
 
 
@@ -133,9 +134,11 @@ def _rows(part: Part, depth: int) -> list[tuple[str, str, str]]:
 
 
 def _shown(value: object) -> str:
-    """A value as a person writes it."""
+    """A value as a person writes it in YAML, but for thousands."""
     if value is None:
-        return "no cap"
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, tuple):

@@ -54,7 +54,7 @@ def demo(
     # SIGTERM unwinds like Ctrl-C, so that the server does not outlive us.
     signal.signal(signal.SIGTERM, _terminated)
     folder = Path(tempfile.mkdtemp(prefix="lilo-demo-"))
-    console = Console(highlight=False)
+    console = Console(highlight=False, emoji=False)
     console.print(HONEST)
     server = LocalServer("tiny", folder)
     try:

@@ -56,7 +56,7 @@ def examine() -> list[Finding]:
 
 def _show(found: list[Finding], num_problems: int) -> None:
     """The table for people; advice stands under what it is about."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, emoji=False)
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True, style="bold")
     table.add_column(overflow="fold", max_width=24)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -89,6 +89,8 @@ def list_keys(
 ) -> None:
     """List the keys by id, with their limits and what their owners used; the keys themselves are not kept."""
     with problems_in_one_line():
+        if since and not _is_day(since):
+            raise Problem(f"--since is {since!r}; expected a day, as 2026-11-30")
         records = _records(data_dir)
         used = UsageLog(records).by_owner(since)
         keys = Keys(records).listed()
@@ -147,6 +149,14 @@ def _as_json(key: Key, used: dict[str, Used]) -> dict[str, object]:
         **dataclasses.asdict(key),
         "used": dataclasses.asdict(used.get(key.owner, Used())),
     }
+
+
+def _is_day(text: str) -> bool:
+    """Whether days of the records can be compared with it, letter by letter."""
+    try:
+        return date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
 
 
 def _day(unix_s: float) -> str:

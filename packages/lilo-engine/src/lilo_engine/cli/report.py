@@ -90,7 +90,8 @@ def _print(own: RunReport, other: RunReport | None) -> None:
             before = getattr(other, name)
             row += [form.format(before), f"{value / before:.2f}" if before else "-"]
         table.add_row(*row)
-    console = Console(highlight=False)
+    # Between colons stands "train", which rich would draw.
+    console = Console(highlight=False, markup=False, emoji=False)
     console.print(table)
     for span, count in own.lengths.items():
         console.print(f"  {span} tokens: {count:,} datums")
