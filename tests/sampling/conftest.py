@@ -12,6 +12,8 @@ from lilo_definitions import Definition, get, resolve_source
 from lilo_engine.sampling.engine import SamplerConfig
 from lilo_engine.sampling.launcher import MemorySamplerLauncher, ProcessSamplerLauncher
 
+from tests.sampling.managers import running
+
 ATTN_MLP = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 ADAPTERS = {
@@ -100,3 +102,10 @@ async def embedded(definition, tmp_path):
     async with embedded_engine(definition, tmp_path) as engine:
         with anyio.fail_after(50):
             yield engine
+
+
+@pytest.fixture
+async def manager(definition):
+    """A serving manager with an engine in memory."""
+    async with running(definition, MemorySamplerLauncher(definition)) as manager:
+        yield manager
