@@ -199,6 +199,22 @@ def test_an_interrupted_download_is_not_taken_for_a_model(hub):
         lilo_definitions.resolve_source("hf:Qwen/Qwen3-8B")
 
 
+@pytest.mark.parametrize(
+    "index", ["", "[]", "null", "{}", '{"weight_map": {"a": 3}}', '{"weight_map": [1]}', 9000 * "["]
+)
+def test_an_index_of_weights_that_is_none_is_named(hub, index):
+    folder = put(hub / "models" / "Qwen" / "Qwen3-8B", config__json="{}")
+    (folder / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(lilo_definitions.InvalidSource, match="is no weight index"):
+        lilo_definitions.resolve_source("hf:Qwen/Qwen3-8B")
+
+
+def test_a_config_that_is_none_is_named(hub):
+    folder = put(hub / "model", config__json=9000 * "[")
+    with pytest.raises(lilo_definitions.InvalidSource, match="is not a model configuration"):
+        lilo_definitions.read_model_config(folder)
+
+
 @pytest.mark.parametrize("source", ["hf:", "hf:Qwen", "hf:../etc", "hf:a/b/c", "hf:a/../b"])
 def test_a_name_that_is_none_of_the_hub_is_refused(hub, source):
     with pytest.raises(lilo_definitions.InvalidSource):

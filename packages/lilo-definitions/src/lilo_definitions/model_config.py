@@ -122,7 +122,7 @@ def read_config_file(path: Path) -> ModelConfig:
         raise InvalidSource(
             f"{path} cannot be read: {error.strerror or error}; expected a model's config.json"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         reason = str(error) if not isinstance(error, ValidationError) else _fields(error)
         raise InvalidSource(f"{path} is not a model configuration: {reason}") from error
 

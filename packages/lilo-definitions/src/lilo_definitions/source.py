@@ -124,10 +124,12 @@ def _check_complete(source: str, folder: Path) -> None:
     if not index.is_file():
         return
     try:
-        files = set(json.loads(index.read_bytes())["weight_map"].values())
-    except (ValueError, KeyError, AttributeError) as error:
+        files = {
+            PurePosixPath(name) for name in json.loads(index.read_bytes())["weight_map"].values()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidSource(f"model source {source!r}: {index} is no weight index") from error
-    missing = sorted(name for name in files if not (folder / name).is_file())
+    missing = sorted(str(name) for name in files if not (folder / name).is_file())
     if missing:
         raise InvalidSource(
             f"model source {source!r}: {folder} misses {len(missing)} of {len(files)} files of weights "
