@@ -171,7 +171,7 @@ def described(proof: Proof, base_url: str, api_key: str) -> None:
 
 @contextmanager
 def beats(http: httpx.Client, session_id: str) -> Iterator[list[float]]:
-    """Heartbeats one after another while the context lasts; how long each took."""
+    """Heartbeats one after another while the context lasts; how long each took, for ever if it was not good."""
     took: list[float] = []
     over = threading.Event()
 
@@ -179,8 +179,9 @@ def beats(http: httpx.Client, session_id: str) -> Iterator[list[float]]:
         with httpx.Client(base_url=http.base_url, headers=http.headers, timeout=60) as own:
             while not over.wait(0.01):
                 began = time.perf_counter()
-                own.post("/api/v1/session_heartbeat", json={"session_id": session_id})
-                took.append(time.perf_counter() - began)
+                answer = own.post("/api/v1/session_heartbeat", json={"session_id": session_id})
+                seconds = time.perf_counter() - began
+                took.append(seconds if answer.status_code == 200 else float("inf"))
 
     thread = threading.Thread(target=beat)
     thread.start()

@@ -244,6 +244,8 @@ def _leaks(proof: Proof, soak: _Soak, before: dict[str, float], after: dict[str,
             statistics.median(look[f"rss of the {who}"] for look in part)
             for part in _second_and_last_quarter(looks)
         ]
+        # Of a process that was not found nothing can grow.
+        proof.figure(f"RSS of the {who}, second quarter, MiB", rss[0] / 2**20, "> 0", rss[0] > 0)
         limit = RSS_GROWTH * rss[0] + RSS_SLACK_BYTES
         proof.at_most(f"RSS of the {who}, last quarter, MiB", rss[1] / 2**20, limit / 2**20)
     for name in ("files", "tasks", "threads"):
