@@ -1,5 +1,6 @@
 """Gathering: a pass waits a moment for those that can share it, and for nobody else."""
 
+import anyio
 import pytest
 from lilo_engine.operations.fingerprint import fingerprint
 from lilo_engine.operations.operation import ModelId, OptimStep
@@ -82,6 +83,16 @@ def test_it_waits_a_moment_only(prompt):
     prompt.send_pass("a")
     assert prompt.run() is None
     prompt.now_s += GATHER_S
+    assert prompt.run() == ["a"]
+
+
+@pytest.mark.anyio
+async def test_it_waits_no_longer_where_the_moment_ends_before_the_wait_begins(prompt):
+    prompt.send_pass("a")
+    assert prompt.run() is None
+    prompt.now_s += GATHER_S
+    with anyio.fail_after(5):
+        await prompt.work.wait()
     assert prompt.run() == ["a"]
 
 

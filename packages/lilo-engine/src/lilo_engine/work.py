@@ -90,6 +90,8 @@ class Work:
         self._clock = clock
         self._loads: deque[Load] = deque()
         self._gathering = Gathering(needed=definition.trainer.pack_models)
+        self._held_until_s = math.inf
+        """When passes that the last look for a plan held back are to be looked at again; infinite if it held none."""
         self._running: set[ModelId] = set()
         """Models with an operation on the GPU lane: what comes after it cannot be settled yet."""
         self._slots_were_last = False
@@ -151,8 +153,8 @@ class Work:
     async def wait(self) -> None:
         """Return when something may have become ready since the last `next_step`."""
         now_s = self._clock()
-        limit_s = min(self.slots.until_idle_s(now_s), self._gathering.until_s(now_s))
-        with anyio.move_on_after(limit_s):
+        held_s = max(self._held_until_s - now_s, 0.0)
+        with anyio.move_on_after(min(self.slots.until_idle_s(now_s), held_s)):
             await self._news.wait()
 
     def next_step(self) -> SlotStep | Load | Plan | None:
@@ -297,9 +299,9 @@ class Work:
         return self.slots.may_cover(self.roster.resident(model_id))
 
     def _plan(self) -> Plan | None:
-        plan = self.scheduler.next_plan(
-            hold_passes=math.isfinite(self._gathering.until_s(self._clock()))
-        )
+        now_s = self._clock()
+        self._held_until_s = now_s + self._gathering.until_s(now_s)
+        plan = self.scheduler.next_plan(hold_passes=math.isfinite(self._held_until_s))
         if plan is not None:
             for entry in plan.entries:
                 assert entry.operation is not None
