@@ -56,6 +56,22 @@ def test_a_batch_comes_back_equal_and_its_buffers_are_bytes():
     assert type(back.items[0].datums[0].tokens.data) is bytes
 
 
+@pytest.mark.parametrize("shape", [(1, 3000), (100, 30), (30, 100)], ids=str)
+def test_a_batch_of_thousands_of_datums_comes_back_equal(shape):
+    num_items, num_datums = shape
+    one = a_batch()
+    datums = tuple(
+        dataclasses.replace(one.items[0].datums[0], tokens=Tensor.of([n], "int32"))
+        for n in range(num_datums)
+    )
+    items = tuple(
+        WorkItem(operation_id=f"m:{n}", model_id=ModelId("m"), datums=datums)
+        for n in range(num_items)
+    )
+    batch = dataclasses.replace(one, items=items)
+    assert frames.decode(frames.encode(batch)) == batch
+
+
 def test_numbers_that_are_not_finite_travel():
     back = frames.decode(frames.encode(Output(operation_id="m:1", metrics={"loss:sum": math.inf})))
     assert back.metrics == {"loss:sum": math.inf}

@@ -19,6 +19,10 @@ SHARE = 1e-3
 """Of the time that looks through everything may take."""
 LEAST_S = 10.0
 """Between two of them."""
+PATIENCE = 6
+"""Times as long as between two of them a quiet moment is waited for."""
+QUIET = 5
+"""Looks in a row that make one: between a request and the client's first poll nothing is asked either."""
 YOUNG, MIDDLE = 2000, 10
 """Objects more than there were before the youngest are looked through; times that they were before the next older are."""
 
@@ -47,7 +51,7 @@ class Garbage:
         try:
             while True:
                 await anyio.sleep(wait_s)
-                await self._quiet_moment(wait_s)
+                await self._quiet_moment(PATIENCE * wait_s)
                 began = time.perf_counter()
                 gc.collect()
                 wait_s = max(self._least_s, (time.perf_counter() - began) / SHARE)
@@ -55,9 +59,11 @@ class Garbage:
             gc.set_threshold(*before)
 
     async def _quiet_moment(self, limit_s: float) -> None:
-        """Return at one, or when there was none for so long."""
+        """Return in one, or when there was none for so long."""
         ends_s = anyio.current_time() + limit_s
+        quiet = 0
         while True:
-            if self._quiet() or anyio.current_time() >= ends_s:
+            quiet = quiet + 1 if self._quiet() else 0
+            if quiet == QUIET or anyio.current_time() >= ends_s:
                 return
             await anyio.sleep(self._least_s / 100)

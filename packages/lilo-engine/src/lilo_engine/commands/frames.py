@@ -33,6 +33,11 @@ _START = struct.Struct("<4sI")
 _LEAVES = frozenset((type(None), bool, int, float, str))
 _NESTED = frozenset((list, dict))
 
+_MANY = 1024
+"""Buffers; with more of them the head is made in pieces."""
+_PIECE = 64
+"""Items of a list that are made in one piece."""
+
 _classes: dict[str, type[Any]] = {}
 _fields: dict[type[Any], tuple[str, tuple[str, ...]]] = {}
 _errors: dict[str, type[LiloError]] = {}
@@ -76,9 +81,8 @@ def encode(value: object) -> bytes:
     """
     buffers: list[bytes] = []
     structure = _pack(value, buffers)
-    head = json.dumps(
-        [structure, [len(buffer) for buffer in buffers]], separators=(",", ":"), ensure_ascii=False
-    ).encode()
+    parts = [structure, [len(buffer) for buffer in buffers]]
+    head = (_json(parts) if len(buffers) < _MANY else _json_in_pieces(parts)).encode()
     size = _START.size + len(head) + sum(map(len, buffers))
     _check_size(size)
     return b"".join([_START.pack(_MAGIC, len(head)), head, *buffers])
@@ -107,6 +111,21 @@ def decode(frame: bytes | bytearray | memoryview) -> Any:  # noqa: ANN401 - the 
         raise FrameError(
             f"the head of a frame of {len(view)} bytes cannot be read: {error}"
         ) from error
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+def _json_in_pieces(value: object) -> str:
+    """The same text; but no call of it keeps other threads from running for as long as all of a large head takes."""
+    if type(value) is not list:
+        return _json(value)
+    items = cast("list[object]", value)
+    if len(items) <= _PIECE:
+        return f"[{','.join(map(_json_in_pieces, items))}]"
+    pieces = (_json(items[at : at + _PIECE])[1:-1] for at in range(0, len(items), _PIECE))
+    return f"[{','.join(pieces)}]"
 
 
 def _check_size(size: int) -> None:
