@@ -54,11 +54,6 @@ OTHERS: tuple[tuple[str, Mapping[str, int], int, int], ...] = (
     ("prepare_wy_repr_bwd_kernel", {}, 4, 3),
     ("prepare_wy_repr_bwd_kernel", {}, 8, 2),
     ("chunk_bwd_kernel_dv_local", {}, 4, 3),
-    ("causal_conv1d_fwd_kernel", {"BD": 32}, 4, 2),
-    ("causal_conv1d_fwd_kernel", {"BD": 128}, 4, 2),
-    ("causal_conv1d_bwd_kernel", {"BD": 64}, 4, 2),
-    ("causal_conv1d_bwd_kernel", {"BD": 16}, 4, 2),
-    ("causal_conv1d_bwd_kernel", {"BD": 32}, 8, 2),
 )
 """Kernel, blocks, warps, stages."""
 

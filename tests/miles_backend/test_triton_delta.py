@@ -11,9 +11,9 @@ import pytest
 import torch
 from lilo_miles_backend.ranks.kernels import delta_gradients
 from lilo_miles_backend.ranks.kernels.delta_gradients import ChunkInputs
-from lilo_miles_backend.ranks.kernels.delta_kernels import RuleInputs
+from lilo_miles_backend.ranks.kernels.delta_kernels import DeltaKernels, RuleInputs
 from lilo_miles_backend.ranks.kernels.delta_parts import Parts
-from lilo_miles_backend.ranks.kernels.delta_reference import TorchRule
+from lilo_miles_backend.ranks.kernels.delta_reference import TorchDelta, TorchRule
 from lilo_miles_backend.ranks.layers.intervals import Intervals
 
 from tests.miles_backend import reference as ref
@@ -31,7 +31,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ImportWarning"),
 ]
 
-EXACT = 3e-6 if DEVICE.type == "cpu" else 3e-3
+FLOAT32 = 3e-6
+EXACT = FLOAT32 if DEVICE.type == "cpu" else 3e-3
 """float32 against float64; on a GPU fla multiplies in TF32."""
 
 
@@ -121,6 +122,68 @@ def test_the_rule_has_maps_outputs_and_gradients_of_the_definition(part: int) ->
     found += _each(rule.gradients(grad.to(DEVICE), left.to(DEVICE)))
     for ours, theirs in zip(found, expected, strict=True):
         assert ref.relative(ours.cpu(), theirs) <= EXACT
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["tokens before", "none before"])
+def test_convolution_and_its_backward_are_those_of_the_torch_form(given: bool) -> None:
+    kernels = _fla()
+    torch.manual_seed(0)
+    lengths, widths, taps = (70, 1, 2, 64, 3), (32, 32, 48), 4
+    channels = sum(widths)
+    whole = torch.randn(sum(lengths), channels + 60)
+    weight, before = torch.randn(channels, taps), torch.randn(len(lengths), taps - 1, channels)
+    grads = [torch.randn(sum(lengths), width) for width in widths]
+
+    def run(device: torch.device, dtype: torch.dtype, form: DeltaKernels) -> list[torch.Tensor]:
+        x = whole.to(device, dtype)[:, :channels]
+        first = before.to(device, dtype) if given else None
+        there, intervals = weight.to(device, dtype), Intervals.of(lengths, device)
+        outs = form.convolve(x, there, first, intervals, widths)
+        q, k, v = (grad.to(device, dtype) for grad in grads)
+        written = torch.full_like(whole.to(device, dtype), torch.nan)
+        of_before = form.convolve_backward(
+            (q, k, v), x, there, first, intervals, written[:, :channels]
+        )
+        assert written[:, channels:].isnan().all()
+        assert (of_before is None) is not given
+        found = [*outs, written[:, :channels], *([of_before] if given else [])]
+        return [one.cpu() for one in found if one is not None]
+
+    cpu = torch.device("cpu")
+    ours, exact = run(DEVICE, torch.float32, kernels), run(cpu, torch.float64, TorchDelta())
+    for one, other in zip(ours, exact, strict=True):
+        assert ref.relative(one, other) <= FLOAT32
+
+
+def test_the_gated_norm_and_its_backward_are_those_of_the_torch_form() -> None:
+    kernels = _fla()
+    torch.manual_seed(0)
+    tokens, heads, width = 37, 3, 24
+    x, grad = torch.randn(2, tokens, heads, width).unbind()
+    gates, weight = torch.randn(tokens, heads * width + 20), torch.rand(width) + 0.5
+
+    def run(device: torch.device, dtype: torch.dtype, form: DeltaKernels) -> list[torch.Tensor]:
+        def cut(whole: torch.Tensor) -> torch.Tensor:
+            return whole[:, : heads * width].unflatten(-1, (heads, width))
+
+        here = [t.to(device, dtype) for t in (grad, x, gates, weight)]
+        there, written = cut(here[2]), torch.full_like(here[2], torch.nan)
+        out = form.gated_norm(here[1], there, here[3], 1e-6)
+        of_x = form.gated_norm_backward(here[0], here[1], there, here[3], 1e-6, cut(written))
+        assert written[:, heads * width :].isnan().all()
+        return [one.cpu() for one in (out, of_x, cut(written))]
+
+    cpu = torch.device("cpu")
+    ours, exact = run(DEVICE, torch.float32, kernels), run(cpu, torch.float64, TorchDelta())
+    for one, other in zip(ours, exact, strict=True):
+        assert ref.relative(one, other) <= FLOAT32
+
+
+def _fla() -> DeltaKernels:
+    from lilo_miles_backend.ranks.kernels.delta_fla import FlaDelta
+
+    # Without its start, which compares kernels in bfloat16: the interpreter has none.
+    return FlaDelta.__new__(FlaDelta)
 
 
 def _each(gradients: RuleInputs) -> list[torch.Tensor]:

@@ -5,7 +5,7 @@ Its steps are put together here, and not by its own autograd: the intervals' map
 anyway, and the backward takes states and chunks' systems over from the forward that it runs again. All arguments by
 keyword: its functions differ among themselves in their order.
 
-One step is ours, the gradients inside chunks: compilers of Triton from 3.4 to before 3.7.1 make wrong code for fla's on
+Convolution and gated norm are ours (`triton_delta_pieces.py`), and one step of the rule, the gradients inside chunks: compilers of Triton from 3.4 to before 3.7.1 make wrong code for fla's on
 Hopper GPUs, and it refuses to run there. `triton_delta.py` has it, `delta_gradients.py` is what it is compared with.
 """
 
@@ -17,8 +17,6 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
-from fla.modules.causal_conv1d import causal_conv1d
-from fla.modules.norm.fused_norm_gate import rms_norm_gated
 from fla.modules.norm.l2norm import l2norm_bwd, l2norm_fwd
 from fla.ops.common.chunk_delta_h import (
     chunk_gated_delta_rule_bwd_dhu,
@@ -31,9 +29,9 @@ from fla.ops.utils import chunk_local_cumsum
 from fla.ops.utils.constant import RCP_LN2
 from fla.ops.utils.index import prepare_chunk_indices
 
-from lilo_miles_backend.ranks.kernels import delta_gradients, triton_delta
+from lilo_miles_backend.ranks.kernels import delta_gradients, triton_delta, triton_delta_pieces
 from lilo_miles_backend.ranks.kernels.delta_gradients import ChunkInputs
-from lilo_miles_backend.ranks.kernels.delta_kernels import RuleInputs
+from lilo_miles_backend.ranks.kernels.delta_kernels import RuleInputs, Three, Widths
 from lilo_miles_backend.ranks.kernels.delta_parts import Parts
 from lilo_miles_backend.ranks.kernels.delta_tuning import fix_configurations
 from lilo_miles_backend.ranks.layers.intervals import Intervals
@@ -46,9 +44,6 @@ CHUNK = 64
 
 PART_TOKENS = 64 * CHUNK
 """Of parts of intervals, where states enter those: then 32k tokens of two intervals are eight parts of each head's state."""
-
-NORM_ROWS = 65_536
-"""Heads of tokens that are normalised at once: fla compiles its norm anew for each multiple of this many."""
 
 WITHIN = 1e-2
 """Norm of the difference over that of the torch form; both multiply in bfloat16 and round their results to it."""
@@ -73,22 +68,32 @@ class FlaDelta:
         weight_CW: torch.Tensor,
         before: torch.Tensor | None,
         intervals: Intervals,
-    ) -> torch.Tensor:
+        widths: Widths,
+    ) -> Three:
         """See `DeltaKernels.convolve`."""
-        initial = None
-        if before is not None:
-            # A place more than is read: the kernel keeps as many tokens as its window is wide.
-            initial = torch.nn.functional.pad(before.transpose(1, 2), (1, 0)).contiguous()
-        y, _ = causal_conv1d(
-            x=x_TC[None],
-            weight=weight_CW,
-            initial_state=initial,
-            activation="silu",
-            # The host's copy goes along: without it every call asks the device for the lengths.
-            cu_seqlens=intervals.bounds,
-            cu_seqlens_cpu=intervals.host_bounds,
+        before = None if before is None else before.contiguous()
+        chunks = _chunks_of(intervals)
+        return triton_delta_pieces.convolve(
+            x_TC, weight_CW, before, widths, intervals.bounds, chunks
         )
-        return y[0]
+
+    def convolve_backward(
+        self,
+        grads: Three,
+        x_TC: torch.Tensor,
+        weight_CW: torch.Tensor,
+        before: torch.Tensor | None,
+        intervals: Intervals,
+        grad_x: torch.Tensor,
+    ) -> torch.Tensor | None:
+        """See `DeltaKernels.convolve_backward`."""
+        before = None if before is None else before.contiguous()
+        chunks = _chunks_of(intervals)
+        q, k, v = (grad.contiguous() for grad in grads)
+        sums = triton_delta_pieces.convolve_backward(
+            (q, k, v), x_TC, weight_CW, before, grad_x, intervals.bounds, chunks
+        )
+        return None if before is None else _of_before(sums, weight_CW, intervals)
 
     def rule(self, inputs: RuleInputs, intervals: Intervals, *, linked: bool) -> FlaRule:
         """See `DeltaKernels.rule`."""
@@ -99,13 +104,20 @@ class FlaDelta:
         self, x_THV: torch.Tensor, gate_THV: torch.Tensor, weight_V: torch.Tensor, eps: float
     ) -> torch.Tensor:
         """See `DeltaKernels.gated_norm`."""
-        tokens = max(1, NORM_ROWS // x_THV.shape[1])
-        parts = zip(x_THV.split(tokens), gate_THV.split(tokens), strict=True)
-        return torch.cat(
-            [
-                rms_norm_gated(x=x, g=gate, weight=weight_V, bias=None, activation="swish", eps=eps)
-                for x, gate in parts
-            ]
+        return triton_delta_pieces.gated_norm(x_THV.contiguous(), gate_THV, weight_V, eps)
+
+    def gated_norm_backward(
+        self,
+        grad_THV: torch.Tensor,
+        x_THV: torch.Tensor,
+        gate_THV: torch.Tensor,
+        weight_V: torch.Tensor,
+        eps: float,
+        grad_gate: torch.Tensor,
+    ) -> torch.Tensor:
+        """See `DeltaKernels.gated_norm_backward`."""
+        return triton_delta_pieces.gated_norm_backward(
+            grad_THV.contiguous(), x_THV.contiguous(), gate_THV, weight_V, eps, grad_gate
         )
 
 
@@ -123,9 +135,7 @@ class FlaRule:
         self._gradients, self._parts = gradients, parts
         self._bounds = parts.intervals.bounds
         self._count = len(parts.intervals.lengths)
-        self._chunks: torch.Tensor = prepare_chunk_indices(
-            self._bounds, CHUNK, cu_seqlens_cpu=parts.intervals.host_bounds
-        )
+        self._chunks = _chunks_of(parts.intervals)
         q, k, v, g, beta = (
             x.detach()[None].contiguous()
             for x in (inputs.q, inputs.k, inputs.v, inputs.g, inputs.beta)
@@ -274,6 +284,28 @@ class FlaRule:
             "chunk_indices": self._chunks,
             "chunk_size": CHUNK,
         }
+
+
+def _chunks_of(intervals: Intervals) -> torch.Tensor:
+    """int64 [N, 2]: the interval of each chunk, and its place in it; fla keeps the tables that it made last."""
+    # With the host's copy: from the other, every call would ask the device for the lengths.
+    return prepare_chunk_indices(intervals.bounds, CHUNK, cu_seqlens_cpu=intervals.host_bounds)
+
+
+def _of_before(
+    sums_TC: torch.Tensor, weight_CW: torch.Tensor, intervals: Intervals
+) -> torch.Tensor:
+    """Gradient of the tokens before each interval, [I, W - 1, C], from that of the sums that they are in."""
+    count = weight_CW.shape[1] - 1
+    slot = torch.arange(count, device=sums_TC.device)
+    places = intervals.bounds[:-1, None] + slot
+    real = places < intervals.bounds[1:, None]
+    firsts = sums_TC.index_select(0, torch.where(real, places, 0).flatten()).float()
+    firsts = firsts.unflatten(0, places.shape) * real[..., None]
+    # A slot is `slot - t` taps after the first one in the sum of an interval's t-th token.
+    tap = slot[:, None] - slot
+    factors = weight_CW.t()[tap.clamp(min=0)].float() * (tap >= 0)[..., None]
+    return torch.einsum("itc,stc->isc", firsts, factors).to(sums_TC.dtype)
 
 
 @functools.cache

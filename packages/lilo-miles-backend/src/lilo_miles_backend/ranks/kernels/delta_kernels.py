@@ -7,8 +7,8 @@ Yang et al., "Gated Delta Networks", arXiv:2412.06464. Per value head a state S 
 with k and q of length one and q divided by sqrt(K) besides. So a run of tokens is an affine map of the state, and so are
 runs one after another: S_out = M S_in + B. That is what context-parallel ranks tell each other.
 
-Convolution and norm are differentiable by autograd. The rule is an object with a backward of its own, whose steps the
-caller puts what ranks tell each other between. Tokens come as a stream of *intervals* (`intervals.py`): convolution and
+Each part has a backward of its own, and nothing here is seen by autograd. The rule is an object, whose steps the caller
+puts what ranks tell each other between. Tokens come as a stream of *intervals* (`intervals.py`): convolution and
 state begin anew at each.
 
 Shapes: T tokens, I intervals, G key heads, H value heads (this rank's), K and V their sizes, C channels, W the kernel of
@@ -18,12 +18,16 @@ the convolution.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 
 from lilo_miles_backend.ranks.layers.intervals import Intervals
 from lilo_miles_backend.ranks.layers.mixer import Saved
+
+Widths: TypeAlias = tuple[int, int, int]
+Three: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Of queries, keys and values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +49,9 @@ class RuleInputs:
 class DeltaRule(Protocol):
     """The gated delta rule over one stream, forward and backward; keeps what its steps have in common.
 
-    Forward: `outputs`, or where states enter the intervals `maps`, `carry` and `outputs`. Backward: `outputs` again, with
-    what was carried, then `gradients`, or where states enter `slopes` and `gradients`. Nothing here is seen by autograd.
+    Forward: `outputs`, or where states enter the intervals `maps`, `carry` and `outputs`. Backward, where
+    gradients are enabled: `outputs` again, with what was carried, then `gradients`, or where states enter `slopes` and
+    `gradients`.
     """
 
     def maps(self) -> torch.Tensor:
@@ -88,15 +93,29 @@ class DeltaKernels(Protocol):
         weight_CW: torch.Tensor,
         before: torch.Tensor | None,
         intervals: Intervals,
-    ) -> torch.Tensor:
-        """Causal convolution of each channel by itself, then SiLU, [T, C].
+        widths: Widths,
+    ) -> Three:
+        """Causal convolution of each channel by itself, then SiLU: queries, keys and values, [T, width] each.
 
         Args:
             x_TC: any stride over T.
             weight_CW: the last column is the current token's.
             before: [I, W - 1, C], the tokens before each interval; None: there are none.
             intervals: of the T tokens.
+            widths: channels of each of the three; C in all.
         """
+        ...
+
+    def convolve_backward(
+        self,
+        grads: Three,
+        x_TC: torch.Tensor,
+        weight_CW: torch.Tensor,
+        before: torch.Tensor | None,
+        intervals: Intervals,
+        grad_x: torch.Tensor,
+    ) -> torch.Tensor | None:
+        """Writes the gradient of x to `grad_x` [T, C], of any stride over T; returns that of `before`, if it is given."""
         ...
 
     def rule(self, inputs: RuleInputs, intervals: Intervals, *, linked: bool) -> DeltaRule:
@@ -112,5 +131,17 @@ class DeltaKernels(Protocol):
     def gated_norm(
         self, x_THV: torch.Tensor, gate_THV: torch.Tensor, weight_V: torch.Tensor, eps: float
     ) -> torch.Tensor:
-        """RMSNorm per head times SiLU of the gate, [T, H, V]; arithmetic in float32."""
+        """RMSNorm per head times SiLU of the gate, [T, H, V]; arithmetic in float32. The gate has any stride over T."""
+        ...
+
+    def gated_norm_backward(
+        self,
+        grad_THV: torch.Tensor,
+        x_THV: torch.Tensor,
+        gate_THV: torch.Tensor,
+        weight_V: torch.Tensor,
+        eps: float,
+        grad_gate: torch.Tensor,
+    ) -> torch.Tensor:
+        """The gradient of x; that of the gate is written to `grad_gate`, of any stride over T."""
         ...

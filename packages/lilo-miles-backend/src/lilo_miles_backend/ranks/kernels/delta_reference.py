@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from lilo_miles_backend.ranks.kernels.delta_kernels import RuleInputs
+from lilo_miles_backend.ranks.kernels.delta_kernels import RuleInputs, Three, Widths
 from lilo_miles_backend.ranks.layers.intervals import Intervals
 from lilo_miles_backend.ranks.layers.mixer import Saved
 
@@ -39,7 +39,8 @@ class TorchDelta:
         weight_CW: torch.Tensor,
         before: torch.Tensor | None,
         intervals: Intervals,
-    ) -> torch.Tensor:
+        widths: Widths,
+    ) -> Three:
         """See `DeltaKernels.convolve`."""
         tokens, channels = x_TC.shape
         width = weight_CW.shape[1]
@@ -53,7 +54,28 @@ class TorchDelta:
         lengths = intervals.bounds.diff()
         places = torch.arange(tokens, device=x_TC.device) + starts.repeat_interleave(lengths)
         y = sum(shift[0][places + tap] * shift[1][:, tap] for tap in range(width))
-        return F.silu(y).to(x_TC.dtype)  # type: ignore[arg-type] # a sum of tensors
+        q, k, v = F.silu(y).to(x_TC.dtype).split(widths, -1)  # type: ignore[arg-type] # a sum of tensors
+        return q, k, v
+
+    def convolve_backward(
+        self,
+        grads: Three,
+        x_TC: torch.Tensor,
+        weight_CW: torch.Tensor,
+        before: torch.Tensor | None,
+        intervals: Intervals,
+        grad_x: torch.Tensor,
+    ) -> torch.Tensor | None:
+        """See `DeltaKernels.convolve_backward`."""
+        q, k, v = (grad.shape[1] for grad in grads)
+        with torch.enable_grad():
+            x = x_TC.detach().requires_grad_()
+            first = None if before is None else before.detach().requires_grad_()
+            outs = self.convolve(x, weight_CW, first, intervals, (q, k, v))
+        sources = (x,) if first is None else (x, first)
+        found, *of_before = torch.autograd.grad(outs, sources, grads)
+        grad_x.copy_(found)
+        return of_before[0] if of_before else None
 
     def rule(self, inputs: RuleInputs, intervals: Intervals, *, linked: bool) -> TorchRule:
         """See `DeltaKernels.rule`."""
@@ -66,6 +88,23 @@ class TorchDelta:
         """See `DeltaKernels.gated_norm`."""
         normed = F.rms_norm(_up(x_THV), weight_V.shape, _up(weight_V).to(_up(x_THV).dtype), eps)
         return (normed * F.silu(_up(gate_THV))).to(x_THV.dtype)
+
+    def gated_norm_backward(
+        self,
+        grad_THV: torch.Tensor,
+        x_THV: torch.Tensor,
+        gate_THV: torch.Tensor,
+        weight_V: torch.Tensor,
+        eps: float,
+        grad_gate: torch.Tensor,
+    ) -> torch.Tensor:
+        """See `DeltaKernels.gated_norm_backward`."""
+        with torch.enable_grad():
+            x, gate = (t.detach().requires_grad_() for t in (x_THV, gate_THV))
+            out = self.gated_norm(x, gate, weight_V, eps)
+        of_x, of_gate = torch.autograd.grad(out, (x, gate), grad_THV)
+        grad_gate.copy_(of_gate)
+        return of_x
 
 
 class TorchRule:

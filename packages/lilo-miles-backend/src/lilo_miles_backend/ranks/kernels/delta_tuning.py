@@ -17,12 +17,8 @@ WARPS, STAGES = 4, 2
 """Of kernels that are not named; more stages may not fit a processor's shared memory, and nothing else is tried."""
 
 WANTED: Mapping[str, Mapping[str, int]] = {
-    "causal_conv1d_fwd_kernel": {"BD": 64},
-    "causal_conv1d_bwd_kernel": {"BD": 32},
     "l2norm_fwd_kernel": {"BT": 32},
     "l2norm_bwd_kernel": {"BT": 32},
-    "layer_norm_gated_fwd_kernel": {"BT": 32},
-    "layer_norm_gated_bwd_kernel": {"BT": 32},
     "chunk_gated_delta_rule_fwd_kkt_solve_kernel": {"BK": 64, "num_warps": 2},
     # Narrow blocks of the state: one row has heads x V / 32 of them, and a GPU has 132 processors.
     "chunk_gated_delta_rule_fwd_kernel_h_blockdim64": {"BV": 32},

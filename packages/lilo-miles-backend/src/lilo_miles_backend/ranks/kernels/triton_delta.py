@@ -44,7 +44,7 @@ def chunk_gradients(
     blocks = triton.cdiv(size, block)
     dq, dk, dw = (given.k.new_empty(1, tokens, heads, size) for _ in range(3))
     dg = given.g.new_empty(blocks, tokens, heads, dtype=torch.float32)
-    _gradients[blocks, len(chunks), heads](
+    _gradients[blocks, heads, len(chunks)](
         given.q,
         given.k,
         given.v,
@@ -103,8 +103,8 @@ def _gradients(
     BLOCK_V: tl.constexpr,
 ):
     block = tl.program_id(0)
-    chunk = tl.program_id(1).to(tl.int64)
-    head = tl.program_id(2)
+    head = tl.program_id(1)
+    chunk = tl.program_id(2).to(tl.int64)
     interval = tl.load(chunks + 2 * chunk).to(tl.int64)
     first = tl.load(bounds + interval) + tl.load(chunks + 2 * chunk + 1).to(tl.int64) * CHUNK
     count = tl.minimum(tl.load(bounds + interval + 1) - first, CHUNK).to(tl.int32)

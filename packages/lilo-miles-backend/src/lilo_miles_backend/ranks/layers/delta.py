@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from lilo_miles_backend.families.shape import DeltaShape
 from lilo_miles_backend.ranks.attention import PackedRows
 from lilo_miles_backend.ranks.collectives import ALONE, Axis, stacked, summing_parts
-from lilo_miles_backend.ranks.kernels.delta_kernels import DeltaKernels, RuleInputs
+from lilo_miles_backend.ranks.kernels.delta_kernels import DeltaKernels, DeltaRule, RuleInputs
 from lilo_miles_backend.ranks.layers.intervals import (
     Intervals,
     chunk_order,
@@ -80,15 +80,16 @@ class DeltaMixer(torch.nn.Module):
         with torch.no_grad():
             intervals = self._intervals(rows, projected_TO.device)
             qkv, z, b, a = projected_TO.split(self._columns, -1)
-            inputs = self._inputs(qkv, b, a, self._before(qkv, intervals, rows), intervals)
-            rule = self._kernels.rule(inputs, intervals, linked=self._cp.is_split)
-            del inputs
+            before = self._before(qkv, intervals, rows)
+            rule = self._rule(qkv, before, *self._gates(b, a), intervals)
+            del before
             saved: Saved = ()
             if self._cp.is_split:
                 saved = rule.carry(self._enter(rule.maps(), len(rows.padded)))
             out = rule.outputs(saved)
             del rule
-            return self._normed(out, z), saved
+            mixed = self._kernels.gated_norm(out, self._by_head(z), self.norm, self._eps)
+            return mixed.flatten(1), saved
 
     def backward(
         self,
@@ -101,53 +102,71 @@ class DeltaMixer(torch.nn.Module):
         """Gradient of the projection [T, O]."""
         del out_TW
         intervals = self._intervals(rows, projected_TO.device)
+        qkv, z, *gates = projected_TO.split(self._columns, -1)
+        grad = torch.empty_like(projected_TO)
+        grad_qkv, grad_z, *grad_gates = grad.split(self._columns, -1)
+        before = self._before(qkv, intervals, rows)
         with torch.enable_grad():
-            projected = projected_TO.detach().requires_grad_()
-            qkv, z, b, a = projected.split(self._columns, -1)
-            before = self._before(qkv.detach(), intervals, rows)
-            before = None if before is None else before.requires_grad_()
-            inputs = self._inputs(qkv, b, a, before, intervals)
-            rule = self._kernels.rule(inputs, intervals, linked=self._cp.is_split)
-            out = rule.outputs(saved).requires_grad_()
-            grad_out, grad_z = torch.autograd.grad(self._normed(out, z), (out, z), grad_TW)
-            del out
+            gates = [gate.detach().requires_grad_() for gate in gates]
+            g, beta = self._gates(*gates)
+            rule = self._rule(qkv, before, g, beta, intervals)
+            out = rule.outputs(saved)
+        grad_out = self._kernels.gated_norm_backward(
+            self._by_head(grad_TW),
+            out,
+            self._by_head(z),
+            self.norm,
+            self._eps,
+            self._by_head(grad_z),
+        )
+        del out
         left = self._leave(rule.slopes(grad_out), len(rows.padded)) if saved else None
         found = rule.gradients(grad_out, left)
         del rule, grad_out
-        sources = (projected,) if before is None else (projected, before)
-        grad, *grad_before = torch.autograd.grad(
-            (inputs.q, inputs.k, inputs.v, inputs.g, inputs.beta, z),
-            sources,
-            (found.q, found.k, found.v, found.g, found.beta, grad_z),
+        of_gates = torch.autograd.grad((g, beta), gates, (found.g, found.beta))
+        for whole, part in zip(grad_gates, of_gates, strict=True):
+            whole.copy_(part)
+        grad_before = self._kernels.convolve_backward(
+            (found.q.flatten(1), found.k.flatten(1), found.v.flatten(1)),
+            qkv,
+            self.conv,
+            before,
+            intervals,
+            grad_qkv,
         )
-        for one in grad_before:
-            self._before_back(one, grad, intervals, rows)
+        if grad_before is not None:
+            self._before_back(grad_before, grad_qkv, intervals, rows)
         return grad
 
     def _intervals(self, rows: PackedRows, device: torch.device) -> Intervals:
         return Intervals.of(interval_lengths(tuple(rows.padded), self._cp.size), device)
 
-    def _inputs(
+    def _gates(self, b: torch.Tensor, a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log of the decay, and beta."""
+        decay = -self.a_log.exp() * F.softplus(a.to(self.a_log.dtype) + self.dt_bias)
+        return decay, b.to(self.a_log.dtype).sigmoid()
+
+    def _rule(
         self,
         qkv: torch.Tensor,
-        b: torch.Tensor,
-        a: torch.Tensor,
         before: torch.Tensor | None,
+        g: torch.Tensor,
+        beta: torch.Tensor,
         intervals: Intervals,
-    ) -> RuleInputs:
-        mixed = self._kernels.convolve(qkv, self.conv, before, intervals)
-        q, k, v = mixed.split(self._qkv, -1)
-        return RuleInputs(
+    ) -> DeltaRule:
+        q, k, v = self._kernels.convolve(qkv, self.conv, before, intervals, self._qkv)
+        inputs = RuleInputs(
             q=q.unflatten(-1, (self._key_heads, self._key_dim)),
             k=k.unflatten(-1, (self._key_heads, self._key_dim)),
-            v=v.unflatten(-1, (self._value_heads, self._value_dim)),
-            g=-self.a_log.exp() * F.softplus(a.to(self.a_log.dtype) + self.dt_bias),
-            beta=b.to(self.a_log.dtype).sigmoid(),
+            v=self._by_head(v),
+            g=g,
+            beta=beta,
         )
+        return self._kernels.rule(inputs, intervals, linked=self._cp.is_split)
 
-    def _normed(self, out_THV: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
-        gate = z.unflatten(-1, (self._value_heads, self._value_dim))
-        return self._kernels.gated_norm(out_THV, gate, self.norm, self._eps).flatten(1)
+    def _by_head(self, x_TW: torch.Tensor) -> torch.Tensor:
+        """[T, H, V] of a [T, H * V]."""
+        return x_TW.unflatten(-1, (self._value_heads, self._value_dim))
 
     def _before(
         self, x_TC: torch.Tensor, intervals: Intervals, rows: PackedRows
@@ -163,9 +182,9 @@ class DeltaMixer(torch.nn.Module):
         return found * (places >= 0)[..., None]
 
     def _before_back(
-        self, grad: torch.Tensor, grad_TO: torch.Tensor, intervals: Intervals, rows: PackedRows
+        self, grad: torch.Tensor, grad_TC: torch.Tensor, intervals: Intervals, rows: PackedRows
     ) -> None:
-        """Add the gradient of what `_before` found on all ranks to that of this rank's projection."""
+        """Add the gradient of what `_before` found on all ranks to that of this rank's tokens."""
         count = self.conv.shape[1] - 1
         places = self._tail_places(rows, grad.device)
         tokens = tail_tokens(intervals.lengths, count, grad.device)
@@ -173,7 +192,7 @@ class DeltaMixer(torch.nn.Module):
         real = grad * (places >= 0)[..., None]
         every.index_add_(0, places.clamp(min=0).flatten(), real.flatten(0, 1))
         own = summing_parts(every.unflatten(0, (self._cp.size, -1)), self._cp).wait()
-        grad_TO[:, : own.shape[-1]].index_add_(0, tokens, own)
+        grad_TC.index_add_(0, tokens, own)
 
     def _tail_places(self, rows: PackedRows, device: torch.device) -> torch.Tensor:
         count = self.conv.shape[1] - 1
