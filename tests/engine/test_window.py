@@ -102,3 +102,30 @@ async def test_one_model_that_fails_does_not_change_anothers_numbers(build, runn
         await rig.result(gate)
         await rig.error(bad)
         assert await rig.result(good) == alone
+
+
+async def test_steps_of_one_plan_fail_and_are_told_each_for_itself(build, running):
+    """The first of three cannot be done: its gradients are dropped, and the others are done."""
+    async with running() as rig:
+        for name in "abc":
+            await rig.create(build.model(name))
+            await rig.do(build.forward_backward(name, 1))
+        await rig.create(build.model("gate"))
+        rig.backend.hold("forward_backward")
+        await rig.engine.submit(build.forward_backward("gate", 1))
+        await rig.reached("forward_backward")
+        steps = {name: await rig.engine.submit(build.step(name, 2)) for name in "abc"}
+        rig.backend.hold("optim_step")
+        rig.backend.let_go("forward_backward")
+        await rig.reached("optim_step")
+        rig.backend.raises["optim_step"] = CommandFailed("out of memory")
+        rig.backend.let_go("optim_step")
+        assert isinstance(await rig.error(steps["a"]), CommandFailed)
+        for name in "bc":
+            await rig.result(steps[name])
+        assert rig.backend.log[-4:] == [
+            ("optim_step", "a"),
+            ("drop_gradients", "a"),
+            ("optim_step", "b"),
+            ("optim_step", "c"),
+        ]
