@@ -10,13 +10,8 @@ from typing import Protocol
 
 from lilo_engine.sampling.completions import Whose
 from lilo_engine.sampling.engine import SampleRequest, SamplerInfo
-from lilo_engine.sampling.manager import (
-    Completions,
-    SampleState,
-    SampleTicket,
-    SamplingManager,
-    SamplingState,
-)
+from lilo_engine.sampling.manager import SamplingManager
+from lilo_engine.sampling.replies import Completions, SampleState, SampleTicket, SamplingState
 from lilo_engine.sampling.residents import AdapterVersion
 from lilo_engine.sampling.room import Claim
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from lilo_engine.commands import frames
 from lilo_engine.engine_client import EngineState
 from lilo_engine.sampling.futures import Sampled
-from lilo_engine.sampling.manager import Completions, SampleTicket, SamplingState
+from lilo_engine.sampling.replies import Completions, SampleTicket, SamplingState
 from lilo_engine.sampling.residents import AdapterVersion
 from lilo_engine.sampling.room import Claim
 

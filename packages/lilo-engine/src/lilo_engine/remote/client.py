@@ -13,7 +13,7 @@ from lilo_engine.remote.calls import Hello
 from lilo_engine.remote.line import EngineAway, Line
 from lilo_engine.sampling.completions import Whose
 from lilo_engine.sampling.engine import SampleRequest, SamplerInfo
-from lilo_engine.sampling.manager import Completions, SampleState, SampleTicket, SamplingState
+from lilo_engine.sampling.replies import Completions, SampleState, SampleTicket, SamplingState
 from lilo_engine.sampling.residents import AdapterVersion
 from lilo_engine.sampling.room import Claim
 

@@ -42,7 +42,7 @@ from lilo_engine.remote.calls import (
 from lilo_engine.requests.long_polls import LongPolls
 from lilo_engine.sampling.completions import Whose
 from lilo_engine.sampling.engine import SampleRequest
-from lilo_engine.sampling.manager import Completions, SampleTicket
+from lilo_engine.sampling.replies import Completions, SampleTicket
 from lilo_engine.sampling.residents import AdapterVersion
 from lilo_engine.sampling.room import Claim
 from lilo_engine.sampling_client import SamplingClient

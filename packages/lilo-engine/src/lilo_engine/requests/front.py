@@ -46,7 +46,7 @@ from lilo_engine.requests.dropped_body import DroppedBody
 from lilo_engine.requests.json_response import json_response
 from lilo_engine.requests.long_polls import LongPolls
 from lilo_engine.sampling.futures import PREFIX as SAMPLE_PREFIX
-from lilo_engine.sampling.manager import SampleState
+from lilo_engine.sampling.replies import SampleState
 from lilo_engine.sampling_client import SamplingClient
 
 _log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from lilo_engine.requests.plain_route import plain_post
 from lilo_engine.requests.wire_sampling import JoinSamplingSessionBody, RetrieveFuturesBody
 from lilo_engine.sampling.completions import Whose
 from lilo_engine.sampling.futures import Outcome, Sampled
-from lilo_engine.sampling.manager import Completions
+from lilo_engine.sampling.replies import Completions
 
 router = APIRouter()
 

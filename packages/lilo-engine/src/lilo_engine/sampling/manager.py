@@ -13,8 +13,6 @@ import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 import anyio
 import anyio.abc
@@ -27,48 +25,17 @@ from lilo_engine.sampling.completions import Whose
 from lilo_engine.sampling.engine import SampleRequest, SamplerHealth, SamplerInfo
 from lilo_engine.sampling.futures import Outcome, Sampled, SampleFuture, SampleFutures
 from lilo_engine.sampling.launcher import SamplerLauncher
+from lilo_engine.sampling.replies import Completions, SampleState, SampleTicket, SamplingState
 from lilo_engine.sampling.residents import AdapterVersion, See
 from lilo_engine.sampling.room import MAX_WAITING, Claim, WaitingRoom, size_of
 from lilo_engine.sampling.supervisor import BACKOFF_S, Supervisor
 from lilo_engine.sampling.validate import check_request
-
-SampleState: TypeAlias = Pending | Sampled | Failed
 
 _MAX_FINISHED = 4096
 _MAX_AGE_S = 3600.0
 """Answers kept; the SDK fetches an answer within seconds of its being there."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleTicket:
-    """What a front answers to a submission."""
-
-    request_id: str
-    sequence_ids: tuple[str, ...]
-    """Exactly `num_samples` of them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingState:
-    """What the sampling side is doing, by progress."""
-
-    phase: Literal["starting", "serving", "restarting", "stopped"]
-    launches: int
-    health: SamplerHealth | None
-    unfinished_requests: int
-    loaded_adapters: tuple[str, ...]
-    last_failure: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completions:
-    """Requests of one client that ended."""
-
-    ended: Sequence[tuple[str, Outcome]]
-    cursor: int
-    """Where the next look starts."""
 
 
 class SamplingManager:
