@@ -10,6 +10,8 @@ from lilo_engine.errors import InvalidRequest
 from lilo_engine.operations.datum import Datum
 from lilo_engine.operations.tensor import Tensor
 from lilo_miles_backend import MilesBackend
+from lilo_miles_backend.ranks.losses import Objective
+from lilo_miles_backend.ranks.token_loss import TokenLoss
 
 from tests.miles_backend import reference as ref
 
@@ -130,3 +132,13 @@ def test_an_unknown_loss_or_setting_that_got_past_the_engine_runs_nothing(
         ref.run(tied_backend, ref.item(model_id, [one]), loss=loss, config=config)
     with pytest.raises(InvalidRequest):
         tied_backend.optim_step(model_id, ref.ADAM)
+
+
+def test_a_token_whose_loss_is_not_finite_has_no_slope_and_its_neighbours_have_theirs() -> None:
+    losses = torch.empty(3, 1, dtype=torch.float64)
+    advantages = torch.tensor([[1.0], [torch.inf], [2.0]], dtype=torch.float64)
+    inputs = {"advantages": advantages, "logprobs": torch.zeros(3, 1, dtype=torch.float64)}
+    loss = TokenLoss(Objective.of("importance_sampling", {}), inputs, losses)
+    slope = loss.slope(slice(0, 3), torch.zeros(3, 1))
+    assert slope.tolist() == [[-1.0], [0.0], [-2.0]]
+    assert losses.isfinite().tolist() == [[True], [False], [True]]

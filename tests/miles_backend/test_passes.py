@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -100,12 +101,41 @@ def test_a_batch_over_the_token_limit_is_cut_and_gives_the_same_numbers(
             outputs += ref.run(backend, ref.item(model_id, datums))
         for ours, theirs in zip(outputs[0].logprobs, outputs[1].logprobs, strict=True):
             assert np.abs(ours.numpy() - theirs.numpy()).max() <= 1e-5
+        losses = [output.metrics["loss:sum"] for output in outputs]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-5)
         gradients = [ref.gradients_of(backend, model_id) for backend in (narrow, tied_backend)]
         assert ref.worst(*gradients) <= 1e-5
         # 40 alone, 17 with 3, 8 with 2: three microbatches with room for 20 each.
         assert outputs[0].metrics["microbatch_fill:mean"] == pytest.approx(70 / 60)
     finally:
         narrow.close()
+
+
+@pytest.mark.parametrize("lengths", [(17,), (17, 5, 5)])
+def test_a_stream_that_is_filled_up_as_on_a_gpu_has_the_numbers_of_one_that_is_not(
+    random_models: dict[str, Definition], model_id: str, lengths: tuple[int, ...]
+) -> None:
+    backend = ref.start(random_models["tied"])
+    datums = ref.ragged(lengths, np.random.default_rng(6), vocab=97)
+    backend.create_adapter(model_id, ref.spec(4))
+    ref.randomize(backend, model_id)
+    found = []
+    try:
+        runner = backend.ranks.rank._batches
+        for room in (None, 64):
+            layout = replace(runner.limits.layout, bucket_tokens=room)
+            runner.limits = replace(runner.limits, layout=layout)
+            (output,) = ref.run(backend, ref.item(model_id, datums))
+            found.append((output, ref.gradients_of(backend, model_id)))
+            backend.drop_gradients(model_id)
+    finally:
+        backend.close()
+    (bare, expected), (filled, gradients) = found
+    assert bare.metrics["padded_tokens:sum"] == sum(lengths)
+    assert filled.metrics["padded_tokens:sum"] == 32
+    for ours, theirs in zip(filled.logprobs, bare.logprobs, strict=True):
+        assert np.abs(ours.numpy() - theirs.numpy()).max() <= 1e-5
+    assert ref.worst(gradients, expected) <= 1e-5
 
 
 def test_a_pass_says_what_it_took(
@@ -233,6 +263,13 @@ def test_bfloat16_base_weights_train_float32_adapters_close_to_float32(
         gradients = ref.gradients_of(half, model_id)
         assert all(tensor.dtype == torch.float32 for tensor in gradients.values())
         assert ref.worst(gradients, ref.gradients_of(tied_backend, model_id)) <= 0.25
-        assert half.optim_step(model_id, ref.ADAM)["skipped"] == 0.0
+        losses = [outputs[0].metrics["loss:sum"]]
+        params = replace(ref.ADAM, learning_rate=1e-2)
+        for _ in range(4):
+            assert half.optim_step(model_id, params)["skipped"] == 0.0
+            (output,) = ref.run(half, ref.item(model_id, datums))
+            losses.append(output.metrics["loss:sum"])
+        assert sorted(losses, reverse=True) == losses  # every step reaches what passes compute with
+        assert len(set(losses)) == len(losses)
     finally:
         half.close()
