@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import anyio
 import pytest
 from lilo_engine.control.sessions import NewSession
 from lilo_engine.control.sweeper import Sweeper, SweepSettings, end_session
-from lilo_engine.errors import Gone, NotFound
+from lilo_engine.errors import Gone, NotFound, Unavailable
 from lilo_engine.operations.reference import CheckpointRef
 
 from tests.control.conftest import Samples, Unloads
@@ -200,3 +201,32 @@ async def test_inflight_clients_move_to_the_newest_snapshot(plane):
     assert (await plane.control.sampling_sessions.get("s:sample:0")).ref == CheckpointRef(
         run_id=model_id, kind="sampler_weights", name="inflight-2"
     )
+
+
+async def test_a_sweep_that_finds_the_records_away_says_so_in_one_line(plane, caplog):
+    """The database is told by its guard, as one whose disk is full is."""
+
+    def away(_):
+        raise Unavailable("the records are away")
+
+    clocks = anyio.Event()
+
+    def clock():
+        if plane.control.records.guard is None:
+            plane.control.records.guard = away
+        else:
+            clocks.set()
+        return plane.now_s
+
+    settings = SweepSettings(interval_s=0.01)
+    await plane.control.sessions.touch(
+        await plane.control.sessions.create(NewSession(), plane.now_s), plane.now_s + 1
+    )
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(Sweeper(plane.control, Unloads(), Samples(), settings).run, clock)
+        with anyio.fail_after(10):
+            await clocks.wait()
+        tasks.cancel_scope.cancel()
+    (line,) = {record.getMessage() for record in caplog.records if record.levelname == "WARNING"}
+    assert "the records are away" in line
+    assert all(record.exc_info is None for record in caplog.records)

@@ -15,7 +15,7 @@ import anyio
 from lilo_engine.control.control import Control
 from lilo_engine.control.sampling_sessions import target_of
 from lilo_engine.engine_client import EngineClient
-from lilo_engine.errors import LiloError, NotFound
+from lilo_engine.errors import LiloError, NotFound, Unavailable
 from lilo_engine.operations.ids import session_of
 from lilo_engine.operations.operation import ModelId
 from lilo_engine.operations.reference import CheckpointRef
@@ -81,6 +81,8 @@ class Sweeper:
             await anyio.sleep(self._settings.interval_s)
             try:
                 await self.sweep(clock())
+            except Unavailable as error:
+                _log.warning("what is over is ended later: %s", error.message)
             except Exception:
                 # Isolates the loop from one failed sweep; the next one tries everything again.
                 _log.exception("a sweep failed")
