@@ -75,6 +75,14 @@ def main() -> None:
         emit(CASE, begins=what, seconds=time.monotonic() - started)
         return part(CASE, what)
 
+    if device.type == "cuda":
+        # Imported here, since it imports Triton.
+        from lilo_miles_backend.ranks.kernels import delta_choice, triton_delta
+        from lilo_miles_backend.ranks.kernels.delta_pieces import TritonPieces
+
+        own = delta_choice.chunk_gradients(device) is triton_delta.chunk_gradients
+        own &= isinstance(delta_choice.pieces(device), TritonPieces)
+        bound(CASE, "our own kernels are right at start, and run", own, "true", own)
     bfloat16, float32 = LIMITS
     with at("against float64, bfloat16"):
         against_float64(kernels, sizes, bfloat16, device)

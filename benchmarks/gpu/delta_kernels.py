@@ -22,8 +22,9 @@ from lilo_miles_backend.ranks.attention import PackedRows
 from lilo_miles_backend.ranks.collectives import ALONE, Axis
 from lilo_miles_backend.ranks.kernels import delta_fla, triton_delta
 from lilo_miles_backend.ranks.kernels.delta import delta_kernels
-from lilo_miles_backend.ranks.kernels.delta_fla import CHUNK, WITHIN, chunk_errors
+from lilo_miles_backend.ranks.kernels.delta_choice import CHUNK, WITHIN, piece_errors, step_errors
 from lilo_miles_backend.ranks.kernels.delta_gradients import ChunkInputs
+from lilo_miles_backend.ranks.kernels.delta_pieces import TritonPieces
 from lilo_miles_backend.ranks.kernels.delta_tuning import tuners
 from lilo_miles_backend.ranks.stream import pack
 from torch.profiler import ProfilerActivity, profile
@@ -158,7 +159,7 @@ def _show(case: str, run: Callable[[], object]) -> None:
 
 
 def show_step(case: str, tokens: int, device: torch.device) -> None:
-    """The step that is ours in each form: its errors, and its time for the heads of one rank."""
+    """The step that is ours in each form: its errors, and its time for the heads of one rank; the errors of the others."""
     shape: DeltaShape = REAL.timed
     groups, heads, size = shape.key_heads, shape.value_heads, shape.key_dim
     count = tokens // CHUNK
@@ -186,7 +187,7 @@ def show_step(case: str, tokens: int, device: torch.device) -> None:
         ) -> tuple[torch.Tensor, ...]:
             return triton_delta.chunk_gradients(*given, **asked, warps=warps)  # pyright: ignore[reportArgumentType]
 
-        errors = chunk_errors(run, device)
+        errors = step_errors(run, device)
         taken = timed(
             lambda run=run: run(
                 given, scale=size**-0.5, bounds=bounds, chunks=chunks, chunk_size=CHUNK
@@ -203,6 +204,8 @@ def show_step(case: str, tokens: int, device: torch.device) -> None:
         )
         if warps == triton_delta.WARPS:
             at_most(case, "gradients inside chunks, against float32", max(errors), WITHIN)
+    worst = max(piece_errors(TritonPieces(), device))
+    at_most(case, "convolution and gated norm, against float32", worst, WITHIN)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import pytest
 import torch
 from lilo_miles_backend.ranks.kernels import delta_gradients
 from lilo_miles_backend.ranks.kernels.delta_gradients import ChunkInputs
-from lilo_miles_backend.ranks.kernels.delta_kernels import DeltaKernels, RuleInputs
+from lilo_miles_backend.ranks.kernels.delta_kernels import DeltaPieces, RuleInputs
 from lilo_miles_backend.ranks.kernels.delta_parts import Parts
 from lilo_miles_backend.ranks.kernels.delta_reference import TorchDelta, TorchRule
 from lilo_miles_backend.ranks.layers.intervals import Intervals
@@ -126,7 +126,7 @@ def test_the_rule_has_maps_outputs_and_gradients_of_the_definition(part: int) ->
 
 @pytest.mark.parametrize("given", [True, False], ids=["tokens before", "none before"])
 def test_convolution_and_its_backward_are_those_of_the_torch_form(given: bool) -> None:
-    kernels = _fla()
+    kernels = _pieces()
     torch.manual_seed(0)
     lengths, widths, taps = (70, 1, 2, 64, 3), (32, 32, 48), 4
     channels = sum(widths)
@@ -134,7 +134,7 @@ def test_convolution_and_its_backward_are_those_of_the_torch_form(given: bool) -
     weight, before = torch.randn(channels, taps), torch.randn(len(lengths), taps - 1, channels)
     grads = [torch.randn(sum(lengths), width) for width in widths]
 
-    def run(device: torch.device, dtype: torch.dtype, form: DeltaKernels) -> list[torch.Tensor]:
+    def run(device: torch.device, dtype: torch.dtype, form: DeltaPieces) -> list[torch.Tensor]:
         x = whole.to(device, dtype)[:, :channels]
         first = before.to(device, dtype) if given else None
         there, intervals = weight.to(device, dtype), Intervals.of(lengths, device)
@@ -156,13 +156,13 @@ def test_convolution_and_its_backward_are_those_of_the_torch_form(given: bool) -
 
 
 def test_the_gated_norm_and_its_backward_are_those_of_the_torch_form() -> None:
-    kernels = _fla()
+    kernels = _pieces()
     torch.manual_seed(0)
     tokens, heads, width = 37, 3, 24
     x, grad = torch.randn(2, tokens, heads, width).unbind()
     gates, weight = torch.randn(tokens, heads * width + 20), torch.rand(width) + 0.5
 
-    def run(device: torch.device, dtype: torch.dtype, form: DeltaKernels) -> list[torch.Tensor]:
+    def run(device: torch.device, dtype: torch.dtype, form: DeltaPieces) -> list[torch.Tensor]:
         def cut(whole: torch.Tensor) -> torch.Tensor:
             return whole[:, : heads * width].unflatten(-1, (heads, width))
 
@@ -179,11 +179,10 @@ def test_the_gated_norm_and_its_backward_are_those_of_the_torch_form() -> None:
         assert ref.relative(one, other) <= FLOAT32
 
 
-def _fla() -> DeltaKernels:
-    from lilo_miles_backend.ranks.kernels.delta_fla import FlaDelta
+def _pieces() -> DeltaPieces:
+    from lilo_miles_backend.ranks.kernels.delta_pieces import TritonPieces
 
-    # Without its start, which compares kernels in bfloat16: the interpreter has none.
-    return FlaDelta.__new__(FlaDelta)
+    return TritonPieces()
 
 
 def _each(gradients: RuleInputs) -> list[torch.Tensor]:

@@ -27,4 +27,4 @@ def delta_kernels(device: torch.device) -> DeltaKernels:
     # Only where it runs: importing it needs Triton, and takes seconds.
     from lilo_miles_backend.ranks.kernels.delta_fla import FlaDelta  # noqa: PLC0415
 
-    return FlaDelta(device)
+    return FlaDelta.on(device)

@@ -11,10 +11,8 @@ Hopper GPUs, and it refuses to run there. `triton_delta.py` has it, `delta_gradi
 
 from __future__ import annotations
 
-import functools
 import logging
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from fla.modules.norm.l2norm import l2norm_bwd, l2norm_fwd
@@ -27,98 +25,47 @@ from fla.ops.gated_delta_rule.chunk_fwd import chunk_gated_delta_rule_fwd_intra
 from fla.ops.gated_delta_rule.wy_fast import prepare_wy_repr_bwd
 from fla.ops.utils import chunk_local_cumsum
 from fla.ops.utils.constant import RCP_LN2
-from fla.ops.utils.index import prepare_chunk_indices
 
-from lilo_miles_backend.ranks.kernels import delta_gradients, triton_delta, triton_delta_pieces
+from lilo_miles_backend.ranks.kernels import delta_choice
+from lilo_miles_backend.ranks.kernels.delta_choice import CHUNK, ChunkGradients
 from lilo_miles_backend.ranks.kernels.delta_gradients import ChunkInputs
-from lilo_miles_backend.ranks.kernels.delta_kernels import RuleInputs, Three, Widths
+from lilo_miles_backend.ranks.kernels.delta_kernels import DeltaPieces, RuleInputs
 from lilo_miles_backend.ranks.kernels.delta_parts import Parts
+from lilo_miles_backend.ranks.kernels.delta_pieces import chunks_of
 from lilo_miles_backend.ranks.kernels.delta_tuning import fix_configurations
 from lilo_miles_backend.ranks.layers.intervals import Intervals
 from lilo_miles_backend.ranks.layers.mixer import Saved
 
-logger = logging.getLogger(__name__)
-
-CHUNK = 64
-"""Tokens of a chunk; fla's fused system solver has no other."""
-
 PART_TOKENS = 64 * CHUNK
 """Of parts of intervals, where states enter those: then 32k tokens of two intervals are eight parts of each head's state."""
-
-WITHIN = 1e-2
-"""Norm of the difference over that of the torch form; both multiply in bfloat16 and round their results to it."""
-
-ChunkGradients: TypeAlias = Callable[..., tuple[torch.Tensor, ...]]
-"""`delta_gradients.chunk_gradients`, or what stands for it."""
 
 
 class FlaDelta:
     """`DeltaKernels` on a GPU."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, pieces: DeltaPieces, gradients: ChunkGradients) -> None:
+        """Of parts that `delta_choice.py` chose.
+
+        Args:
+            pieces: what is not the rule.
+            gradients: the step of the rule's backward that is ours.
+        """
+        self.convolve, self.convolve_backward = pieces.convolve, pieces.convolve_backward
+        self.gated_norm, self.gated_norm_backward = pieces.gated_norm, pieces.gated_norm_backward
+        self._gradients = gradients
+
+    @classmethod
+    def on(cls, device: torch.device) -> FlaDelta:
         """Choose how the kernels run on a device, once per process."""
         fix_configurations()
         # It says of every function that it asked backends and was answered no.
         logging.getLogger("fla.backends").setLevel(logging.WARNING)
-        self._gradients: ChunkGradients = chunk_gradients(device)
-
-    def convolve(
-        self,
-        x_TC: torch.Tensor,
-        weight_CW: torch.Tensor,
-        before: torch.Tensor | None,
-        intervals: Intervals,
-        widths: Widths,
-    ) -> Three:
-        """See `DeltaKernels.convolve`."""
-        before = None if before is None else before.contiguous()
-        chunks = _chunks_of(intervals)
-        return triton_delta_pieces.convolve(
-            x_TC, weight_CW, before, widths, intervals.bounds, chunks
-        )
-
-    def convolve_backward(
-        self,
-        grads: Three,
-        x_TC: torch.Tensor,
-        weight_CW: torch.Tensor,
-        before: torch.Tensor | None,
-        intervals: Intervals,
-        grad_x: torch.Tensor,
-    ) -> torch.Tensor | None:
-        """See `DeltaKernels.convolve_backward`."""
-        before = None if before is None else before.contiguous()
-        chunks = _chunks_of(intervals)
-        q, k, v = (grad.contiguous() for grad in grads)
-        sums = triton_delta_pieces.convolve_backward(
-            (q, k, v), x_TC, weight_CW, before, grad_x, intervals.bounds, chunks
-        )
-        return None if before is None else _of_before(sums, weight_CW, intervals)
+        return cls(delta_choice.pieces(device), delta_choice.chunk_gradients(device))
 
     def rule(self, inputs: RuleInputs, intervals: Intervals, *, linked: bool) -> FlaRule:
         """See `DeltaKernels.rule`."""
         longest = PART_TOKENS if linked else max(intervals.lengths)
         return FlaRule(inputs, Parts.of(intervals, longest), self._gradients)
-
-    def gated_norm(
-        self, x_THV: torch.Tensor, gate_THV: torch.Tensor, weight_V: torch.Tensor, eps: float
-    ) -> torch.Tensor:
-        """See `DeltaKernels.gated_norm`."""
-        return triton_delta_pieces.gated_norm(x_THV.contiguous(), gate_THV, weight_V, eps)
-
-    def gated_norm_backward(
-        self,
-        grad_THV: torch.Tensor,
-        x_THV: torch.Tensor,
-        gate_THV: torch.Tensor,
-        weight_V: torch.Tensor,
-        eps: float,
-        grad_gate: torch.Tensor,
-    ) -> torch.Tensor:
-        """See `DeltaKernels.gated_norm_backward`."""
-        return triton_delta_pieces.gated_norm_backward(
-            grad_THV.contiguous(), x_THV.contiguous(), gate_THV, weight_V, eps, grad_gate
-        )
 
 
 class FlaRule:
@@ -135,7 +82,7 @@ class FlaRule:
         self._gradients, self._parts = gradients, parts
         self._bounds = parts.intervals.bounds
         self._count = len(parts.intervals.lengths)
-        self._chunks = _chunks_of(parts.intervals)
+        self._chunks = chunks_of(parts.intervals)
         q, k, v, g, beta = (
             x.detach()[None].contiguous()
             for x in (inputs.q, inputs.k, inputs.v, inputs.g, inputs.beta)
@@ -284,87 +231,3 @@ class FlaRule:
             "chunk_indices": self._chunks,
             "chunk_size": CHUNK,
         }
-
-
-def _chunks_of(intervals: Intervals) -> torch.Tensor:
-    """int64 [N, 2]: the interval of each chunk, and its place in it; fla keeps the tables that it made last."""
-    # With the host's copy: from the other, every call would ask the device for the lengths.
-    return prepare_chunk_indices(intervals.bounds, CHUNK, cu_seqlens_cpu=intervals.host_bounds)
-
-
-def _of_before(
-    sums_TC: torch.Tensor, weight_CW: torch.Tensor, intervals: Intervals
-) -> torch.Tensor:
-    """Gradient of the tokens before each interval, [I, W - 1, C], from that of the sums that they are in."""
-    count = weight_CW.shape[1] - 1
-    slot = torch.arange(count, device=sums_TC.device)
-    places = intervals.bounds[:-1, None] + slot
-    real = places < intervals.bounds[1:, None]
-    firsts = sums_TC.index_select(0, torch.where(real, places, 0).flatten()).float()
-    firsts = firsts.unflatten(0, places.shape) * real[..., None]
-    # A slot is `slot - t` taps after the first one in the sum of an interval's t-th token.
-    tap = slot[:, None] - slot
-    factors = weight_CW.t()[tap.clamp(min=0)].float() * (tap >= 0)[..., None]
-    return torch.einsum("itc,stc->isc", firsts, factors).to(sums_TC.dtype)
-
-
-@functools.cache
-def chunk_gradients(device: torch.device) -> ChunkGradients:
-    """The step that is ours as a kernel, if it has the torch form's numbers on this device; else the torch form."""
-    try:
-        errors = chunk_errors(triton_delta.chunk_gradients, device)
-    except Exception as error:  # whatever a compiler raises, the torch form runs
-        reason = f"{type(error).__name__}: {error}"
-    else:
-        # A number that is none is not within it either.
-        if all(error <= WITHIN for error in errors):
-            return triton_delta.chunk_gradients
-        reason = f"its errors are {errors}, at most {WITHIN} was expected"
-    logger.warning(
-        "the delta rule's own kernel is not used, its slower torch form is, because %s", reason
-    )
-    return delta_gradients.chunk_gradients
-
-
-def chunk_errors(ours: ChunkGradients, device: torch.device) -> tuple[float, ...]:
-    """How far a form of the step is from the torch form in float32: of q, k, w and g, each a norm over a norm.
-
-    Of enough chunks that all processors of a GPU have several, and of some that are not whole.
-    """
-    lengths, groups, heads, size = (200, 64, 1, 63, 8192), 2, 6, 128
-    generator = torch.Generator(device).manual_seed(0)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, device=device)
-
-    tokens = sum(lengths)
-    bounds = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], device=device)
-    chunks = [(i, j) for i, n in enumerate(lengths) for j in range(-(-n // CHUNK))]
-    cut = torch.tensor(chunks, device=device)
-    low = {
-        name: normal(1, tokens, count, size).div(size**0.5).bfloat16()
-        for name, count in (
-            ("q", groups),
-            ("k", groups),
-            ("v", heads),
-            ("do", heads),
-            ("dv", heads),
-        )
-    }
-    low |= {name: normal(1, len(chunks), heads, size, size).bfloat16() for name in ("h", "dh")}
-    decays = -normal(1, tokens, heads).abs() / 16
-    g = chunk_local_cumsum(decays, chunk_size=CHUNK, cu_seqlens=bounds, chunk_indices=cut)
-    asked: dict[str, Any] = {
-        "scale": size**-0.5,
-        "bounds": bounds,
-        "chunks": cut,
-        "chunk_size": CHUNK,
-    }
-    exact = delta_gradients.chunk_gradients(
-        ChunkInputs(g=g, **{name: x.float() for name, x in low.items()}), **asked
-    )
-    found = ours(ChunkInputs(g=g, **low), **asked)
-    return tuple(
-        float((one.float() - other).norm() / other.norm())
-        for one, other in zip(found, exact, strict=True)
-    )

@@ -84,8 +84,8 @@ class DeltaRule(Protocol):
         ...
 
 
-class DeltaKernels(Protocol):
-    """The three parts of a gated delta net that are no linears."""
+class DeltaPieces(Protocol):
+    """What is neither a linear nor the rule."""
 
     def convolve(
         self,
@@ -118,16 +118,6 @@ class DeltaKernels(Protocol):
         """Writes the gradient of x to `grad_x` [T, C], of any stride over T; returns that of `before`, if it is given."""
         ...
 
-    def rule(self, inputs: RuleInputs, intervals: Intervals, *, linked: bool) -> DeltaRule:
-        """The gated delta rule over a stream.
-
-        Args:
-            inputs: of its tokens.
-            intervals: of the T tokens.
-            linked: whether states enter them.
-        """
-        ...
-
     def gated_norm(
         self, x_THV: torch.Tensor, gate_THV: torch.Tensor, weight_V: torch.Tensor, eps: float
     ) -> torch.Tensor:
@@ -144,4 +134,18 @@ class DeltaKernels(Protocol):
         grad_gate: torch.Tensor,
     ) -> torch.Tensor:
         """The gradient of x; that of the gate is written to `grad_gate`, of any stride over T."""
+        ...
+
+
+class DeltaKernels(DeltaPieces, Protocol):
+    """All of a gated delta net that is no linear."""
+
+    def rule(self, inputs: RuleInputs, intervals: Intervals, *, linked: bool) -> DeltaRule:
+        """The gated delta rule over a stream.
+
+        Args:
+            inputs: of its tokens.
+            intervals: of the T tokens.
+            linked: whether states enter them.
+        """
         ...

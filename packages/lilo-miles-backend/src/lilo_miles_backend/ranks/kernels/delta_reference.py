@@ -41,7 +41,7 @@ class TorchDelta:
         intervals: Intervals,
         widths: Widths,
     ) -> Three:
-        """See `DeltaKernels.convolve`."""
+        """See `DeltaPieces.convolve`."""
         tokens, channels = x_TC.shape
         width = weight_CW.shape[1]
         if before is None:
@@ -66,7 +66,7 @@ class TorchDelta:
         intervals: Intervals,
         grad_x: torch.Tensor,
     ) -> torch.Tensor | None:
-        """See `DeltaKernels.convolve_backward`."""
+        """See `DeltaPieces.convolve_backward`."""
         q, k, v = (grad.shape[1] for grad in grads)
         with torch.enable_grad():
             x = x_TC.detach().requires_grad_()
@@ -85,7 +85,7 @@ class TorchDelta:
     def gated_norm(
         self, x_THV: torch.Tensor, gate_THV: torch.Tensor, weight_V: torch.Tensor, eps: float
     ) -> torch.Tensor:
-        """See `DeltaKernels.gated_norm`."""
+        """See `DeltaPieces.gated_norm`."""
         normed = F.rms_norm(_up(x_THV), weight_V.shape, _up(weight_V).to(_up(x_THV).dtype), eps)
         return (normed * F.silu(_up(gate_THV))).to(x_THV.dtype)
 
@@ -98,7 +98,7 @@ class TorchDelta:
         eps: float,
         grad_gate: torch.Tensor,
     ) -> torch.Tensor:
-        """See `DeltaKernels.gated_norm_backward`."""
+        """See `DeltaPieces.gated_norm_backward`."""
         with torch.enable_grad():
             x, gate = (t.detach().requires_grad_() for t in (x_THV, gate_THV))
             out = self.gated_norm(x, gate, weight_V, eps)
