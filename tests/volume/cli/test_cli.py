@@ -51,6 +51,20 @@ def test_ls_shows_a_table(volume, publish, capsys, monkeypatch):
     assert lines[4].split()[:2] == ["left/weights/two", "foreign"]
 
 
+@pytest.mark.parametrize("command", ["ls", "latest", "verify"])
+def test_a_name_of_any_characters_is_shown_and_changes_no_terminal(
+    volume, publish, capsysbinary, command
+):
+    names = ["plain", "half \ud800", "two\nlines", "\x1b[31mred", "\u202eright to left"]
+    for order, name in enumerate(names):
+        publish(name, {"a": b"1"}, order=order)
+    assert main([command, str(volume.root)]) == 0
+    shown = capsysbinary.readouterr().out.decode("utf-8")
+    assert all(line.isprintable() for line in shown.splitlines())
+    wanted = ["plain", r"half \ud800", r"two\nlines", r"\x1b[31mred", r"\u202eright"]
+    assert all(name in shown for name in (wanted if command != "latest" else wanted[-1:]))
+
+
 def test_pins_are_shown_and_hold_against_gc(volume, publish, ask):
     for number in range(3):
         publish(f"s{number}", {"a": b"1"}, order=number)

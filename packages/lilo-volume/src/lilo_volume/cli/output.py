@@ -21,12 +21,22 @@ _BAR_WIDTH = 30
 
 def say(line: str) -> None:
     """A line on stdout."""
-    sys.stdout.write(f"{line}\n")
+    sys.stdout.write(f"{printable(line)}\n")
 
 
 def complain(line: str) -> None:
     """A line on stderr."""
-    sys.stderr.write(f"lilo-volume: {line}\n")
+    sys.stderr.write(f"lilo-volume: {printable(line)}\n")
+
+
+def printable(text: str) -> str:
+    """As a terminal may have it: names on a volume are anybody's, and may hold what moves a cursor or is no text at all."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
+        for char in text
+    )
 
 
 def say_json(parts: Mapping[str, object]) -> None:
@@ -39,6 +49,7 @@ def say_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     if not rows:
         return
     right = {"SIZE", "ORDER", "FILES"}
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
     for row in (head, *rows):
         cells = [
