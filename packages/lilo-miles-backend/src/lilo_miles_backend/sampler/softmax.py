@@ -16,14 +16,13 @@ from lilo_miles_backend.sampler.places import Places
 
 
 class KeyValues:
-    """Keys and values of one layer, each [rows, H, positions, D]."""
+    """Keys and values of one layer in one tensor [rows, 2, H, positions, D]: a row is copied and cleared at once."""
 
     def __init__(self, heads: int, dim: int, dtype: torch.dtype, device: torch.device) -> None:
         """Allocate nothing yet."""
         self._heads, self._dim = heads, dim
         self._dtype, self._device = dtype, device
-        self._keys_RHSD = self._empty(0, 0)
-        self._values_RHSD = self._empty(0, 0)
+        self._both_R2HSD = self._empty(0, 0)
 
     @property
     def row_bytes(self) -> int:
@@ -36,38 +35,34 @@ class KeyValues:
         return 2 * self._heads * self._dim * self._dtype.itemsize
 
     def reserve(self, rows: int, length: int) -> None:
-        """One tensor after the other, so that only one of them is held twice at a time."""
-        self._keys_RHSD = self._resized(self._keys_RHSD, rows, length)
-        self._values_RHSD = self._resized(self._values_RHSD, rows, length)
+        """One layer after the other, so that only one of them is held twice at a time."""
+        old, new = self._both_R2HSD, self._empty(rows, length)
+        kept, upto = min(rows, old.shape[0]), min(length, old.shape[3])
+        new[:kept, :, :, :upto] = old[:kept, :, :, :upto]
+        self._both_R2HSD = new
 
     def write(self, keys_BHTD: torch.Tensor, values_BHTD: torch.Tensor, places: Places) -> None:
         """Put the new positions of rows 0..B-1."""
-        self._keys_RHSD[places.rows_B1, :, places.places_BT] = keys_BHTD.transpose(1, 2)
-        self._values_RHSD[places.rows_B1, :, places.places_BT] = values_BHTD.transpose(1, 2)
+        keys_RHSD, values_RHSD = self._both_R2HSD.unbind(1)
+        keys_RHSD[places.rows_B1, :, places.places_BT] = keys_BHTD.transpose(1, 2)
+        values_RHSD[places.rows_B1, :, places.places_BT] = values_BHTD.transpose(1, 2)
 
     def read(self, rows: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Views of the first `rows` rows and `length` positions, each [rows, H, length, D]."""
-        return self._keys_RHSD[:rows, :, :length], self._values_RHSD[:rows, :, :length]
+        keys_BHSD, values_BHSD = self._both_R2HSD[:rows, :, :, :length].unbind(1)
+        return keys_BHSD, values_BHSD
 
     def copy_from(self, other: KeyValues, source: int, row: int, length: int) -> None:
         """As `LayerCache` says."""
-        self._keys_RHSD[row, :, :length] = other._keys_RHSD[source, :, :length]
-        self._values_RHSD[row, :, :length] = other._values_RHSD[source, :, :length]
+        self._both_R2HSD[row, :, :, :length] = other._both_R2HSD[source, :, :, :length]
 
     def clear(self, row: int) -> None:
         """As `LayerCache` says."""
-        self._keys_RHSD[row] = 0
-        self._values_RHSD[row] = 0
-
-    def _resized(self, old: torch.Tensor, rows: int, length: int) -> torch.Tensor:
-        new = self._empty(rows, length)
-        kept, upto = min(rows, old.shape[0]), min(length, old.shape[2])
-        new[:kept, :, :upto] = old[:kept, :, :upto]
-        return new
+        self._both_R2HSD[row] = 0
 
     def _empty(self, rows: int, length: int) -> torch.Tensor:
         # Zeros, not uninitialised memory: masked positions still multiply by a weight of exactly 0.
-        size = (rows, self._heads, length, self._dim)
+        size = (rows, 2, self._heads, length, self._dim)
         return torch.zeros(size, dtype=self._dtype, device=self._device)
 
 
