@@ -13,7 +13,7 @@ _BYTES = 16384
 _FAULT = "Fatal Python error"
 """How `faulthandler` begins."""
 _HEAD = re.compile(r"^[\d-]{10} [\d:,]{12} [A-Z]+ [\w.]+: ")
-"""How a line of `logging` begins, as `commands/child.py` sets it up."""
+"""How a line of `logging` begins, as `log.py` has it."""
 _NEWS = re.compile(r"^[\d-]{10} [\d:,]{12} (DEBUG|INFO) ")
 
 

@@ -8,7 +8,6 @@ group.
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -18,6 +17,7 @@ from types import MappingProxyType
 import typer
 
 from lilo_engine.config import log_level
+from lilo_engine.log import begin_log
 
 GROUP = "lilo.commands"
 COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
@@ -112,9 +112,8 @@ def _empty() -> typer.Typer:
 
 def main() -> None:
     """Run the command line."""
-    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     try:
-        logging.basicConfig(level=log_level(), format=form, stream=sys.stderr)
+        begin_log(log_level())
     except ValueError as error:
         typer.echo(f"lilo: {error}", err=True)
         sys.exit(1)

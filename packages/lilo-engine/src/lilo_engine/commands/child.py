@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lilo_engine.config import environment_of_children
+from lilo_engine.log import begin_log
 from lilo_engine.log_tail import complaint, last_words
 
 _log = logging.getLogger(__name__)
@@ -136,9 +137,7 @@ def start_child(module: str, config: str, descriptors: Sequence[int], log_path: 
 
 def begin_child() -> str:
     """In the child: set up its log, end with its parent from now on, and return the configuration."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    begin_log(logging.INFO)
     # A crash below Python leaves its stack in the log.
     faulthandler.enable()
     config = sys.stdin.buffer.readline().decode()

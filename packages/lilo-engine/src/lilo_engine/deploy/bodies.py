@@ -29,6 +29,7 @@ from lilo_engine.deploy.head import Life, PartsOf, Timing, of_processes
 from lilo_engine.deploy.resume import Resume
 from lilo_engine.deploy.surroundings import Surroundings
 from lilo_engine.errors import ServerError
+from lilo_engine.log import begin_log
 from lilo_engine.sampling.host import GROUP as SAMPLERS
 
 LEAVE_S = 900.0
@@ -121,9 +122,7 @@ def run_trainer(
     Raises:
         ServerError: see `Life.live` and `bring_up`.
     """
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    begin_log(logging.INFO)
     here = Surroundings.of(environment())
     check_installed(here.definition)
     cluster = read_cluster(provider.client, here.definition.topology.nodes)
