@@ -138,9 +138,7 @@ def break_on_purpose(fault: Fault) -> None:
     from lilo_miles_backend.ranks.layers import delta
 
     if fault == "order":
-        delta.chunk_order = lambda rows, cp_size, device: torch.arange(
-            2 * cp_size * rows, device=device
-        ).view(2 * cp_size, rows)
+        delta.chunk_place = lambda chunk, cp_size: divmod(chunk, 2)
     elif fault == "leak":
         lengths = delta.interval_lengths
         delta.interval_lengths = lambda padded, cp: _as_one(lengths(padded, cp))

@@ -84,15 +84,20 @@ def test_gradients_inside_chunks_are_those_of_the_torch_form() -> None:
         assert ref.relative(ours.cpu(), theirs) <= EXACT
 
 
-@pytest.mark.parametrize("part", [64, 192], ids=["in parts", "whole"])
-def test_the_rule_has_maps_outputs_and_gradients_of_the_definition(part: int) -> None:
+@pytest.mark.parametrize(
+    ("lengths", "part"),
+    [((150, 1), 192), ((150, 1), 64), ((140,), 64), ((70, 70), 64)],
+    ids=["whole", "in parts", "one in parts", "in as many parts each"],
+)
+def test_the_rule_has_maps_outputs_and_gradients_of_the_definition(
+    lengths: tuple[int, ...], part: int
+) -> None:
     from lilo_miles_backend.ranks.kernels.delta_fla import FlaRule
     from lilo_miles_backend.ranks.kernels.delta_tuning import fix_configurations
     from lilo_miles_backend.ranks.kernels.triton_delta import chunk_gradients
 
     fix_configurations()
     torch.manual_seed(0)
-    lengths = (150, 1)
     tokens, groups, heads, size = sum(lengths), 1, 2, 16
     inputs = {
         "q": torch.randn(tokens, groups, size),

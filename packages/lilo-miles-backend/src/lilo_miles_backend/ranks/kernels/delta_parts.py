@@ -70,10 +70,15 @@ class Parts:
         if back:
             found.reverse()
         every = torch.stack(found, 1).unflatten(0, (-1, maps.shape[1])).transpose(1, 2)
-        return every.flatten(0, 1).index_select(0, self.inside)
+        every = every.flatten(0, 1).contiguous()
+        return every if len(self.inside) == len(every) else every.index_select(0, self.inside)
 
     def _in_order(self, maps: torch.Tensor, back: bool) -> list[torch.Tensor]:
         """The s-th parts of all intervals, [I * H, K, K + V] each; of one that has none, what changes nothing."""
+        if len(self.inside) == len(self.places):
+            every = maps.unflatten(0, (-1, self.longest))
+            found = [every[:, index].flatten(0, 1) for index in range(self.longest)]
+            return found[::-1] if back else found
         nothing = torch.eye(*maps.shape[-2:], device=maps.device, dtype=maps.dtype)
         known = torch.cat((maps, nothing.expand(1, *maps.shape[1:])))
         every = known.index_select(0, self.places).unflatten(0, (-1, self.longest))

@@ -86,7 +86,7 @@ def _of_before(
     real = places < intervals.bounds[1:, None]
     firsts = sums_TC.index_select(0, torch.where(real, places, 0).flatten()).float()
     firsts = firsts.unflatten(0, places.shape) * real[..., None]
-    # A slot is `slot - t` taps after the first one in the sum of an interval's t-th token.
-    tap = slot[:, None] - slot
-    factors = weight_CW.t()[tap.clamp(min=0)].float() * (tap >= 0)[..., None]
-    return torch.einsum("itc,stc->isc", firsts, factors).to(sums_TC.dtype)
+    tokens, taps = firsts.unbind(1), weight_CW.float().unbind(1)
+    # A slot is `later - t` taps after the first one in the sum of an interval's t-th token.
+    found = [sum(tokens[t] * taps[later - t] for t in range(later + 1)) for later in range(count)]
+    return torch.stack(found, 1).to(sums_TC.dtype)  # type: ignore[arg-type] # sums of tensors

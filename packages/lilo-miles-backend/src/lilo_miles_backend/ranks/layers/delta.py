@@ -28,7 +28,7 @@ from lilo_miles_backend.ranks.collectives import ALONE, Axis, stacked, summing_p
 from lilo_miles_backend.ranks.kernels.delta_kernels import DeltaKernels, DeltaRule, RuleInputs
 from lilo_miles_backend.ranks.layers.intervals import (
     Intervals,
-    chunk_order,
+    chunk_place,
     interval_lengths,
     tail_places,
     tail_tokens,
@@ -209,8 +209,7 @@ class DeltaMixer(torch.nn.Module):
     def _along(self, maps: torch.Tensor, rows: int, chunks: Sequence[int]) -> torch.Tensor:
         """What the maps of a row's chunks make of zero before each of this rank's, in the order given."""
         size = self._cp.size
-        every = stacked(maps, self._cp).flatten(0, 1)
-        places = chunk_order(rows, size, maps.device)
+        every = stacked(maps, self._cp).unflatten(1, (rows, 2))
         own = (self._cp.rank, 2 * size - 1 - self._cp.rank)
         state = maps.new_zeros(rows * maps.shape[1], self._key_dim, self._value_dim)
         found: dict[int, torch.Tensor] = {}
@@ -219,7 +218,8 @@ class DeltaMixer(torch.nn.Module):
                 found[chunk] = state.unflatten(0, (rows, -1))
             if len(found) == len(own):
                 break
-            here = every.index_select(0, places[chunk]).flatten(0, 1)
+            rank, half = chunk_place(chunk, size)
+            here = every[rank, :, half].flatten(0, 1)
             m, b = here.split((self._key_dim, self._value_dim), -1)
             state = torch.baddbmm(b, m, state)
         return torch.stack([found[chunk] for chunk in own], 1).flatten(0, 1)

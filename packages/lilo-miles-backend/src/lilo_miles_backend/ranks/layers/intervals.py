@@ -49,6 +49,11 @@ def interval_lengths(padded: Sequence[int], cp_size: int) -> tuple[int, ...]:
     return tuple(length // (2 * cp_size) for length in padded for _ in range(2))
 
 
+def chunk_place(chunk: int, cp_size: int) -> tuple[int, int]:
+    """Which rank has a chunk of every row, and which of its two it is there."""
+    return (chunk, 0) if chunk < cp_size else (2 * cp_size - 1 - chunk, 1)
+
+
 @functools.lru_cache(maxsize=4)
 def chunk_order(rows: int, cp_size: int, device: torch.device) -> torch.Tensor:
     """int64 [2 cp, rows]: where chunk j of each row lies among all ranks' intervals, one rank after another."""
