@@ -19,7 +19,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--model", default="8b")
-    parser.add_argument("--layers", type=int)
+    parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--long", type=int, default=16_384)
     parser.add_argument("--rounds", type=int, default=2)
