@@ -333,6 +333,16 @@ def test_a_session_ends_however_much_its_client_says(served):
     (found,) = served.post("sessions/search", {"session_id": session_id}).json()["sessions"]
     assert found["status"]["reason"] == {"type": "errored"}
     assert len(found["status"]["detail"]) == 4096
+    session_id = served.session()
+    said = {"reason": {"type": "x" * 1_000_000}, "detail": "two\nlines"}
+    assert served.post(f"sessions/{session_id}/finish", said).status_code == 200
+    (found,) = served.post("sessions/search", {"session_id": session_id}).json()["sessions"]
+    assert len(str(found)) < 10_000
+    session_id = served.session()
+    said = {"reason": {"type": "interrupted"}, "detail": "two\nlines"}
+    assert served.post(f"sessions/{session_id}/finish", said).status_code == 200
+    (found,) = served.post("sessions/search", {"session_id": session_id}).json()["sessions"]
+    assert found["status"]["reason"] == {"type": "interrupted"}
 
 
 def test_json_that_nests_for_ever_is_refused(served):

@@ -114,7 +114,7 @@ async def finish_session(request: Request, session_id: str) -> Response:
     wire = await read_json(request, FinishSessionBody, front.settings.body)
     # Cut, not refused: nothing may keep a session from ending.
     detail = None if wire.detail is None else wire.detail[:MAX_DETAIL]
-    reason = finish_reason(wire.reason.type, detail)
+    reason = finish_reason(wire.reason.type[:MAX_DETAIL], detail)
     await end_session(
         front.control, front.engine, front.sampling, session_id, reason, front.control.clock()
     )
