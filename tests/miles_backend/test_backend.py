@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
 from lilo_definitions import Definition, Topology, get
 from lilo_engine.errors import InvalidRequest
+from lilo_engine.operations.operation import ModelId
 from lilo_miles_backend import MilesBackend
+from lilo_miles_backend.ranks.model import BaseModel
 from safetensors.torch import load_file
 
 from tests.miles_backend import reference as ref
@@ -99,3 +103,24 @@ def test_health_counts_commands_of_driver_and_rank(
     assert after.ranks[0].running is None
     assert after.last_completed is not None
     assert after.age_s < 60
+
+
+def test_the_model_of_an_ended_backend_is_let_go_of_at_once_not_when_the_collector_runs(
+    random_models: dict[str, Definition], tmp_path: Path
+) -> None:
+    others = {id(model) for model in _models()}
+    gc.disable()
+    try:
+        backend = ref.start(random_models["tied"], tmp_path)
+        backend.create_adapter(ModelId("m"), ref.spec(3, seed=1))
+        (model,) = [weakref.ref(model) for model in _models() if id(model) not in others]
+        backend.close()
+        del backend
+        assert model() is None
+    finally:
+        gc.enable()
+
+
+def _models() -> list[BaseModel]:
+    # By `type`: torch keeps objects that warn when they are asked what they are an instance of.
+    return [found for found in gc.get_objects() if type(found) is BaseModel]

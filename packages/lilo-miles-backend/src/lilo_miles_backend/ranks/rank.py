@@ -6,6 +6,7 @@ One method per command, no arithmetic. `execute` is called by one thread at a ti
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from typing import assert_never
@@ -171,7 +172,9 @@ class Rank:
         )
         self._batches = BatchRunner(definition, self._model, self._residents, self._progress.moved)
         side = SideStream(self._device.torch_device)
-        freezer = Freezer(Staging(side) if self._device.is_cuda else None, self._room)
+        # Of the two alone: a way back to this rank would leave the model in memory, when it has ended, for the collector.
+        room = functools.partial(_room, self._device, self._batches)
+        freezer = Freezer(Staging(side) if self._device.is_cuda else None, room)
         self._storage = Storage(config, self._parallel, self._residents.shards_of, freezer)
         if self._device.is_cuda:
             with self._progress.of("WarmUp"):
@@ -182,11 +185,6 @@ class Rank:
                     self._residents,
                     moved=self._progress.moved,
                 )
-
-    def _room(self) -> float:
-        """Bytes of the device that no pass is planned to need; nothing is planned on a CPU."""
-        left, needed = self._device.memory_left(), self._batches.pass_bytes
-        return 0.0 if left is None or needed is None else left - needed
 
     def _step(self, command: StepOptimizer) -> Mapping[str, float]:
         adapter = self._residents.adapter(command.model_id)
@@ -202,3 +200,9 @@ class Rank:
         adapter = self._residents.adapter(command.model_id)
         self._residents.check_fits(command.model_id, state, str(command.source))
         adapter.restore(state, with_optimizer=command.with_optimizer)
+
+
+def _room(device: Device, batches: BatchRunner) -> float:
+    """Bytes of the device that no pass is planned to need; nothing is planned on a CPU."""
+    left, needed = device.memory_left(), batches.pass_bytes
+    return 0.0 if left is None or needed is None else left - needed
