@@ -117,13 +117,13 @@ def test_b45_b46_peft_knows_every_key_of_an_export_and_answers_as_the_trainer(
 def test_b47_a_writer_that_raises_is_an_error_and_nothing_of_it_or_before_it_is_found(
     tied_backend: MilesBackend, model_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: object, **__: object) -> bytes:
+    def broken(*_: object) -> None:
         raise ValueError("cannot serialise")
 
     tied_backend.create_adapter(model_id, ref.spec(2))
     first = save(tied_backend, model_id, "s", "sampler_weights")
     with monkeypatch.context() as patch:
-        patch.setattr("lilo_miles_backend.checkpoints.sampler.save", broken)
+        patch.setattr("lilo_miles_backend.checkpoints.sampler.write_safetensors", broken)
         with pytest.raises(CommandFailed, match="cannot serialise"):
             save(tied_backend, model_id, "s", "sampler_weights")
         with pytest.raises(CommandFailed):
