@@ -5,10 +5,13 @@ from dataclasses import replace
 import anyio
 import pytest
 from lilo_engine.errors import CommandFailed, InvalidRequest
-from lilo_engine.history.history import HistorySettings
+from lilo_engine.history.history import History, HistorySettings
 from lilo_engine.history.segments import Segments
+from lilo_engine.operations.fingerprint import fingerprint
 from lilo_engine.operations.ids import SUSPENDED_NAME
+from lilo_engine.operations.ledger import Ledger
 from lilo_engine.operations.operation import ModelId
+from lilo_engine.operations.reference import CheckpointRef
 from lilo_engine.operations.result import Passed
 
 from tests.engine.repeat import repeated, same
@@ -217,6 +220,34 @@ async def test_a_window_that_grows_for_ever_is_let_go_until_the_next_snapshot(
         number = 19 if ends == "a refused step" else 18
         await rig.do(long_pass(build, "m", number))
         assert [done.seq_id for done in rig.engine.history.done(model)] == [number]
+
+
+def test_a_save_from_before_a_load_is_no_snapshot_of_what_came_after_it(build):
+    def entry(seq_id):
+        parked = ledger.submit(
+            operation := build.forward_backward("m", seq_id), fingerprint(operation), None
+        )
+        history.payloads.park(parked)
+        return parked
+
+    model, ledger = ModelId("m"), Ledger(model_id=ModelId("m"), max_queued=8)
+    history = History.empty(HistorySettings(uncovered_operations=1))
+    plan = history.planned([], "the test's")
+    loaded, saved = (CheckpointRef(run_id=model, kind="weights", name=n) for n in ("old", "new"))
+    history.opened(build.model("m"))
+    history.stepped(build.step("m", 5), plan)
+    history.captured("capture", model)
+    history.loaded(build.load("m", 7, loaded))
+    for seq_id in (8, 9):
+        history.passed(model, entry(seq_id), plan)
+    history.dropped(model)
+    history.published("capture", saved)
+    assert history.base(model).source == loaded
+    assert not history.is_kept(model)
+    history.captured("later", model)
+    history.published("later", saved)
+    assert history.base(model).source == saved
+    assert history.is_kept(model)
 
 
 async def test_a_disk_that_takes_nothing_stops_nobody(build, tmp_path, engine_with):

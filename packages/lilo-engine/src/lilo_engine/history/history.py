@@ -49,7 +49,7 @@ class _Kept:
     not_before_bytes: float = 0
     not_before_operations: float = 0
     last_step: int = 0
-    """Number of the newest step."""
+    """Number of the newest step, or of a load after it: only what was captured since has the state that is there now."""
     window_bytes: int = 0
     window_passes: int = 0
     """Of the open window."""
@@ -157,6 +157,7 @@ class History:
         if kept is not None:
             self._cut(kept, len(kept.done))
             kept.close_window()
+            kept.last_step = operation.seq_id
             kept.lost_until = 0
             kept.base = Base(source=operation.source, with_optimizer=operation.with_optimizer)
 
