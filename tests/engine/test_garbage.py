@@ -64,6 +64,21 @@ async def test_requests_of_many_data_bring_no_look_through_everything(full_looks
             tasks.cancel_scope.cancel()
     assert len(kept) == 200_000
     assert gc.get_threshold() == before
+    assert gc.get_freeze_count() == 0
+
+
+async def test_long_looks_put_the_next_one_off_by_no_more_than_the_limit(full_looks):
+    """Neither the wait after a look of many milliseconds nor that for a quiet moment grows with it."""
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(Garbage(lambda: False, least_s=0.01, most_s=0.05).run)
+            await anyio.wait_all_tasks_blocked()
+            full_looks.clear()
+            kept = [[[number]] for number in range(400_000)]
+            while len(full_looks) < 3:
+                await anyio.lowlevel.checkpoint()
+            tasks.cancel_scope.cancel()
+    assert len(kept) == 400_000
 
 
 async def test_a_moment_between_two_requests_is_not_taken_for_a_quiet_one(full_looks):

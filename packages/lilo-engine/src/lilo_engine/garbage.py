@@ -16,9 +16,9 @@ from collections.abc import Callable
 import anyio
 
 SHARE = 1e-3
-"""Of the time that looks through everything may take."""
-LEAST_S = 10.0
-"""Between two of them."""
+"""Of the time that looks through everything may take, as long as `MOST_S` allows it."""
+LEAST_S, MOST_S = 10.0, 60.0
+"""Between two of them, before a quiet moment is waited for; and for that at most the larger one again."""
 PATIENCE = 6
 """Times as long as between two of them a quiet moment is waited for."""
 QUIET = 5
@@ -30,32 +30,38 @@ YOUNG, MIDDLE = 2000, 10
 class Garbage:
     """Of this process; there is one."""
 
-    def __init__(self, quiet: Callable[[], bool], least_s: float = LEAST_S) -> None:
+    def __init__(
+        self, quiet: Callable[[], bool], least_s: float = LEAST_S, most_s: float = MOST_S
+    ) -> None:
         """Leave everything as it is.
 
         Args:
             quiet: whether nothing is asked just now.
             least_s: between two looks through everything.
+            most_s: the same, however long they take; also how long a quiet moment is waited for.
         """
         self._quiet = quiet
         self._least_s = least_s
+        self._most_s = most_s
 
     async def run(self) -> None:
         """Look until cancelled; then Python does it again."""
         before = gc.get_threshold()
-        # What is there now stays until the end, and is never looked through again.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(YOUNG, MIDDLE, sys.maxsize >> 32)
         wait_s = self._least_s
         try:
+            # What is there now stays until the end, and is never looked through again.
+            gc.collect()
+            gc.freeze()
+            gc.set_threshold(YOUNG, MIDDLE, sys.maxsize >> 32)
             while True:
                 await anyio.sleep(wait_s)
-                await self._quiet_moment(PATIENCE * wait_s)
+                await self._quiet_moment(min(PATIENCE * wait_s, self._most_s))
                 began = time.perf_counter()
                 gc.collect()
-                wait_s = max(self._least_s, (time.perf_counter() - began) / SHARE)
+                took_s = time.perf_counter() - began
+                wait_s = min(max(self._least_s, took_s / SHARE), self._most_s)
         finally:
+            gc.unfreeze()
             gc.set_threshold(*before)
 
     async def _quiet_moment(self, limit_s: float) -> None:
