@@ -67,6 +67,16 @@ def test_the_device_is_used_only_where_twice_the_copy_is_free():
         assert torch.equal(frozen.on_host()["a"], tensor)
 
 
+def test_what_was_gathered_stays_on_the_device_only_where_twice_as_much_was_free():
+    for room, brought_at_once in ((399.0, True), (400.0, False)):
+        tensor = torch.randn(25, 4)  # 400 bytes, which are not free any more
+        before, later = tensor.clone(), torch.zeros_like(tensor)
+        freezer = Freezer(staging(), lambda room=room: room)
+        frozen = freezer.keep(tensor, "a")
+        tensor.zero_()
+        assert torch.equal(frozen.on_host()["a"], before if brought_at_once else later)
+
+
 def test_a_rank_without_a_share_freezes_nothing():
     assert Freezer(staging(), lambda: 0.0).freeze({}).on_host() == {}
 

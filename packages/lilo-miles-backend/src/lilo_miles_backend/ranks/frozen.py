@@ -71,25 +71,33 @@ class Freezer:
         return _later(flat, {name: tensor.shape for name, tensor in tensors.items()}, self._staging)
 
     def keep(self, tensor: torch.Tensor, name: str) -> Frozen:
-        """A tensor that is nobody else's already."""
+        """A tensor that is nobody else's already: it lies on the device, and stays there if it would be copied."""
         if self._staging is None:
             return Frozen(lambda: {name: tensor})
+        if not self._fits(tensor.nbytes, self._room() + tensor.nbytes):
+            found = _at_once({name: tensor}, self._staging)
+            return Frozen(lambda: found)
         return _later(tensor.reshape(-1), {name: tensor.shape}, self._staging)
 
     def _copy(self, tensors: Named) -> torch.Tensor | None:
         """All of them one after another on the device; None where there is no room."""
-        needed, room = sum(tensor.nbytes for tensor in tensors.values()), self._room()
+        needed = sum(tensor.nbytes for tensor in tensors.values())
         try:
-            if needed <= ROOM_SHARE * room:
-                return joined(tensors)
+            return joined(tensors) if self._fits(needed, self._room()) else None
         except torch.OutOfMemoryError:
-            room = 0.0
+            self._fits(needed, 0.0)
+            return None
+
+    def _fits(self, needed: float, room: float) -> bool:
+        """Whether so many bytes may stay on the device until they are published; says so where not."""
+        if needed <= ROOM_SHARE * room:
+            return True
         _log.info(
             "training waits while %.2f GB are saved: the device has %.2f GB that no pass needs",
             needed / 1e9,
             room / 1e9,
         )
-        return None
+        return False
 
 
 def joined(tensors: Named) -> torch.Tensor:
