@@ -8,6 +8,7 @@ import pytest
 import torch
 from lilo_engine.errors import CommandFailed, NotFound
 from lilo_engine.operations.reference import CheckpointRef
+from lilo_miles_backend.adapter_state import PARTS, flat_tensors
 from lilo_miles_backend.checkpoints import load_training
 from lilo_miles_backend.checkpoints.capture_files import (
     CAPTURES,
@@ -16,6 +17,7 @@ from lilo_miles_backend.checkpoints.capture_files import (
     sweep,
 )
 from lilo_miles_backend.ranks.captures import Captures
+from lilo_miles_backend.ranks.frozen import Frozen
 from lilo_volume import SoloGroup
 from lilo_volume.testing import run_ranks
 from lilo_volume.testing.emulator import Emulator, Modes
@@ -47,6 +49,12 @@ def state():
     return make_state(layers=1)
 
 
+def keep(captures, capture_id, kind, state):
+    tensors = flat_tensors(state)
+    emptied = dataclasses.replace(state, **{part: {} for part in PARTS})
+    captures.keep(capture_id, kind, emptied, Frozen(lambda: tensors))
+
+
 def waiting(volume):
     return sorted(volume.root.glob(f"{CAPTURES}/*/*.safetensors"))
 
@@ -55,23 +63,23 @@ def waiting(volume):
 def test_a_capture_is_published_as_it_was_frozen_and_taken_once(volume, state, where):
     files = CaptureFiles(volume) if where == "volume" else None
     captures = Captures(volume, SoloGroup(), layout=LAYOUT, files=files)
-    captures.keep("c1", "training", state)
+    keep(captures, "c1", "training", state)
     assert len(waiting(volume)) == (where == "volume")
     captures.persist("c1", destination())
     assert_equal_states(state, load_training(volume, REF))
     with pytest.raises(NotFound):
         captures.persist("c1", destination(name="again"))
     assert waiting(volume) == []
-    captures.keep("c2", "sampler", dataclasses.replace(state, exp_avg={}, exp_avg_sq={}))
+    keep(captures, "c2", "sampler", dataclasses.replace(state, exp_avg={}, exp_avg_sq={}))
     captures.persist("c2", destination("sampler_weights"))
-    captures.keep("c3", "training", state)
+    keep(captures, "c3", "training", state)
     captures.close()
     assert list(volume.root.glob(f"{CAPTURES}/*")) == []
 
 
 def test_a_refused_publication_lets_go_of_its_capture_too(volume, state):
     captures = Captures(volume, SoloGroup(), layout=LAYOUT, files=CaptureFiles(volume))
-    captures.keep("c1", "training", dataclasses.replace(state, exp_avg={}))
+    keep(captures, "c1", "training", dataclasses.replace(state, exp_avg={}))
     with pytest.raises(CommandFailed):
         captures.persist("c1", destination())
     assert waiting(volume) == []
@@ -81,7 +89,7 @@ def test_a_capture_that_one_rank_lost_fails_on_all_and_none_waits(volume, state)
     def act(group):
         captures = Captures(volume, group, layout={"tp": 2}, files=None)
         if group.rank == 0:
-            captures.keep("c1", "training", part_of(state, 0, 2))
+            keep(captures, "c1", "training", part_of(state, 0, 2))
         return captures.persist("c1", destination())
 
     outcomes = run_ranks(2, act)
@@ -97,7 +105,7 @@ def test_a_capture_that_finds_no_room_fails_and_leaves_nothing(volume, state, mo
     captures = Captures(volume, SoloGroup(), layout=LAYOUT, files=CaptureFiles(volume))
     monkeypatch.setattr("lilo_miles_backend.checkpoints.capture_files.save_file", full)
     with pytest.raises(CommandFailed, match="No space left"):
-        captures.keep("c1", "training", state)
+        keep(captures, "c1", "training", state)
     assert waiting(volume) == []
 
 
@@ -108,8 +116,8 @@ def test_captures_never_look_like_checkpoints_and_are_removed_from_the_committed
     container = emulator.mount("a")
     volume = emulator.volume(container)
     captures = Captures(volume, SoloGroup(), layout=LAYOUT, files=CaptureFiles(volume))
-    captures.keep("c1", "training", state)
-    captures.keep("c2", "training", state)
+    keep(captures, "c1", "training", state)
+    keep(captures, "c2", "training", state)
     assert volume.list_committed(CAPTURES) == []
     container.commit_in_background()
     assert [entry.path.rpartition("/")[2] for entry in volume.list_committed(CAPTURES)] == [

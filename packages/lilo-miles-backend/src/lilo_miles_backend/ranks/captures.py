@@ -18,7 +18,7 @@ from lilo_engine.commands.command import CaptureId, Destination, Published
 from lilo_engine.errors import CommandFailed, NotFound
 from lilo_volume import Group, SoloGroup, Volume
 
-from lilo_miles_backend.adapter_state import PARTS, AdapterState, flat_tensors, tensors_by_part
+from lilo_miles_backend.adapter_state import AdapterState, tensors_by_part
 from lilo_miles_backend.checkpoints import persist_sampler, persist_training
 from lilo_miles_backend.checkpoints.capture_files import CaptureFiles
 from lilo_miles_backend.checkpoints.outcome import done_alike
@@ -31,7 +31,7 @@ from lilo_miles_backend.ranks.frozen import Frozen
 class _Held:
     kind: CaptureKind
     state: AdapterState
-    """Without its tensors where those wait elsewhere."""
+    """Without its tensors, which wait elsewhere."""
     frozen: Frozen | None
     """Where they wait, if not in a file."""
 
@@ -67,28 +67,28 @@ class Captures:
         capture_id: CaptureId,
         kind: CaptureKind,
         state: AdapterState,
-        frozen: Frozen | None = None,
+        frozen: Frozen,
     ) -> None:
         """Hold a frozen state until it is published.
 
         Args:
             capture_id: what it will be asked for by.
             kind: what it will become.
-            state: all of it, or all but its tensors.
-            frozen: those, if `state` is without, by `PART.NAME`.
+            state: all but its tensors.
+            frozen: those, by `PART.NAME`.
 
         Raises:
             CommandFailed: it could not be written to where captures wait.
         """
+        held = _Held(kind, state, frozen)
         if self._files is not None:
-            tensors = flat_tensors(state) if frozen is None else frozen.on_host()
             try:
-                self._files.put(capture_id, tensors)
+                self._files.put(capture_id, frozen.on_host())
             except OSError as error:
                 raise CommandFailed(str(error)) from error
-            state, frozen = replace(state, **{part: {} for part in PARTS}), None
+            held = _Held(kind, state, None)
         with self._lock:
-            self._waiting[capture_id] = _Held(kind, state, frozen)
+            self._waiting[capture_id] = held
 
     def persist(self, capture_id: CaptureId, destination: Destination) -> Published:
         """Publish a capture and let go of it, whether that succeeds or not.
@@ -132,8 +132,7 @@ class Captures:
         assert held.kind == wanted, f"a {held.kind} capture cannot become one for {wanted}"
         if held.frozen is not None:
             return replace(held.state, **tensors_by_part(held.frozen.on_host()))
-        if self._files is None:
-            return held.state
+        assert self._files is not None, "a capture that is not frozen is in a file"
         try:
             tensors = self._files.take(capture_id)
         except OSError as error:

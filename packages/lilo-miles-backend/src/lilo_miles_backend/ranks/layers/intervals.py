@@ -55,16 +55,6 @@ def chunk_place(chunk: int, cp_size: int) -> tuple[int, int]:
 
 
 @functools.lru_cache(maxsize=4)
-def chunk_order(rows: int, cp_size: int, device: torch.device) -> torch.Tensor:
-    """int64 [2 cp, rows]: where chunk j of each row lies among all ranks' intervals, one rank after another."""
-    chunks = np.arange(2 * cp_size)[:, None]
-    is_front = chunks < cp_size
-    rank = np.where(is_front, chunks, 2 * cp_size - 1 - chunks)
-    places = rank * 2 * rows + 2 * np.arange(rows)[None] + np.where(is_front, 0, 1)
-    return sent(places, device)
-
-
-@functools.lru_cache(maxsize=4)
 def tail_tokens(lengths: tuple[int, ...], count: int, device: torch.device) -> torch.Tensor:
     """int64 [intervals * count]: which of a rank's tokens its tails are; of one too short, some that nobody reads."""
     ends = np.cumsum(lengths, dtype=np.int64)
@@ -84,7 +74,6 @@ def tail_places(
         int64 [intervals, count] into [ranks * intervals * count]; -1 where there is no such token.
     """
     rows = len(padded)
-    order = chunk_order(rows, cp_size, torch.device("cpu")).numpy()
     places = np.full((2 * rows, count), -1, dtype=np.int64)
     for row, length in enumerate(padded):
         size = length // (2 * cp_size)
@@ -92,7 +81,8 @@ def tail_places(
             for slot in range(count):
                 token = chunk * size - (count - slot)
                 if token >= 0:
-                    interval = order[token // size, row]
+                    rank, its = chunk_place(token // size, cp_size)
+                    interval = (rank * rows + row) * 2 + its
                     from_end = size - token % size
                     places[2 * row + half, slot] = interval * count + count - from_end
     return sent(places, device)
