@@ -1,5 +1,7 @@
 """Recorder and what is made of it: totals, timeline, reports, overview, over a real engine."""
 
+import asyncio
+import threading
 import time
 
 import anyio
@@ -9,6 +11,8 @@ from lilo_engine.console.metrics import EngineMetrics, ServerMetrics
 from lilo_engine.console.recorder import KEPT_SPANS, Recorder
 from lilo_engine.console.run_report import run_report
 from lilo_engine.operations.operation import ModelId
+
+from tests.engine.conftest import HeldBackend
 
 pytestmark = pytest.mark.anyio
 
@@ -103,6 +107,48 @@ async def test_a_shared_command_is_counted_to_each_run_by_its_tokens(build, runn
         assert a.lengths == {"256-511": 1}
         assert a.wall_s >= a.train_s > 0
         assert a.truncated_share == 0.0
+
+
+class StepsAhead(HeldBackend):
+    """Its steps take 5 ms of a clock of its own, and the loop hears of none before the last is done."""
+
+    now_s = 0.0
+
+    def stall(self, loop, steps):
+        self.left, self.last, self.loop = steps, threading.Event(), loop
+
+    def optim_step(self, model_id, params):
+        if self.last is not None:
+            self.loop.call_soon_threadsafe(self.last.wait, 10)
+            self.last, self.ended = None, self.last
+        metrics = super().optim_step(model_id, params)
+        self.now_s += 0.005
+        self.left -= 1
+        if self.left == 0:
+            self.ended.set()
+        return metrics
+
+
+async def test_steps_that_run_ahead_of_the_loop_have_their_own_times(build, running):
+    names = ("a", "b", "c", "d")
+    async with running(factory=StepsAhead) as rig:
+        for name in names:
+            await rig.create(build.model(name))
+        backend, recorder = rig.backend, rig.engine.recorder
+        recorder.clock = lambda: backend.now_s
+        backend.stall(asyncio.get_running_loop(), len(names))
+        backend.hold("forward_backward")
+        ids = []
+        for name in names:
+            await rig.engine.submit(build.forward_backward(name, 1))
+            ids.append(await rig.engine.submit(build.step(name, 2)))
+        await rig.reached("forward_backward")
+        backend.let_go("forward_backward")
+        for request_id in ids:
+            await rig.result(request_id)
+        took = [s.ended_s - s.started_s for s in recorder.spans if s.command == "optim_step"]
+        assert took == pytest.approx([0.005] * 4)
+        assert [recorder.runs[name].seconds["optim_step"] for name in names] == pytest.approx(took)
 
 
 async def test_datums_that_fill_the_context_count_as_truncated(build, running, tiny):

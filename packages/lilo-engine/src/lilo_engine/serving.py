@@ -20,7 +20,7 @@ import anyio
 import anyio.abc
 
 from lilo_engine.commands.command import CaptureId
-from lilo_engine.commands.dispatch import Dispatcher, Outcome
+from lilo_engine.commands.dispatch import Dispatcher, Outcome, Ran
 from lilo_engine.commands.launcher import LOSS_NEWS_LIMIT_S, RunningBackend
 from lilo_engine.console.recorder import Recorder
 from lilo_engine.console.span import Span
@@ -170,8 +170,13 @@ class Serving:
         ]
         spans = [self._begin_step(plan, 0)]
 
-        def told(place: int, outcome: Outcome) -> None:
-            self.recorder.end(spans[place], failed=isinstance(outcome, LiloError))
+        def told(place: int, ran: Ran) -> None:
+            outcome = ran.outcome
+            # The thread may be steps ahead of the loop: only its own times are those of a step.
+            spans[place].started_s = ran.began_s
+            self.recorder.end(
+                spans[place], failed=isinstance(outcome, LiloError), ended_s=ran.ended_s
+            )
             if place + 1 < len(steps):
                 spans.append(self._begin_step(plan, place + 1))
             model = models[place]
@@ -183,7 +188,9 @@ class Serving:
             self.work.settled(model)
 
         windows = [model.window for model in models]
-        await self._dispatcher.steps(list(zip(steps, windows, strict=True)), told)
+        await self._dispatcher.steps(
+            list(zip(steps, windows, strict=True)), told, self.recorder.clock
+        )
 
     def _begin_step(self, plan: Plan, place: int) -> Span:
         entry = plan.entries[place]

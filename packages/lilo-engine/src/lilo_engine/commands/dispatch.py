@@ -7,11 +7,12 @@ command is an outcome; BackendLost is raised and means that the trainer must be 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ParamSpec, TypeAlias, TypeVar
+from typing import NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 import anyio
 
@@ -57,19 +58,27 @@ class _Step:
     """Whether a failed pass may have left gradients behind."""
 
 
+class Ran(NamedTuple):
+    """A step that was done, timed in its thread: the loop hears of it later."""
+
+    outcome: Outcome
+    began_s: float
+    ended_s: float
+
+
 class _Heard:
     """Outcomes on their way from a thread to the loop, in order."""
 
     def __init__(self) -> None:
-        self._outcomes = deque[Outcome]()
+        self._outcomes = deque[Ran]()
         self._news = anyio.Event()
 
-    def put(self, outcome: Outcome) -> None:
+    def put(self, outcome: Ran) -> None:
         """In the loop."""
         self._outcomes.append(outcome)
         self._news.set()
 
-    async def next(self) -> Outcome:
+    async def next(self) -> Ran:
         """The next one. Ended by its group where the thread fails, which has the limits of its commands."""
         while not self._outcomes:
             self._news = anyio.Event()
@@ -151,7 +160,8 @@ class Dispatcher:
     async def steps(
         self,
         operations: Sequence[tuple[OptimStep, Window]],
-        told: Callable[[int, Outcome], None],
+        told: Callable[[int, Ran], None],
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Do steps one after another, or refuse one and drop what a failed pass may have left; the windows close.
 
@@ -160,7 +170,8 @@ class Dispatcher:
 
         Args:
             operations: steps of different models.
-            told: called with the place of each step and its outcome, as soon as it is done.
+            told: called with the place of each step, its outcome and its time, as soon as it is done.
+            clock: seconds, from any origin; read in the thread.
         """
         steps = [
             _Step(operation, window.refusal(), spoiled=window.failure is not None)
@@ -171,17 +182,29 @@ class Dispatcher:
         heard = _Heard()
         tell = partial(asyncio.get_running_loop().call_soon_threadsafe, heard.put)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._run_steps, steps, tell)
+            tasks.start_soon(self._run_steps, steps, tell, clock)
             for place in range(len(steps)):
                 told(place, await heard.next())
 
-    async def _run_steps(self, steps: Sequence[_Step], tell: Callable[[Outcome], object]) -> None:
-        await self._call(self._optim_steps, steps, tell)
+    async def _run_steps(
+        self,
+        steps: Sequence[_Step],
+        tell: Callable[[Ran], object],
+        clock: Callable[[], float],
+    ) -> None:
+        await self._call(self._optim_steps, steps, tell, clock)
 
-    def _optim_steps(self, steps: Sequence[_Step], tell: Callable[[Outcome], object]) -> None:
+    def _optim_steps(
+        self,
+        steps: Sequence[_Step],
+        tell: Callable[[Ran], object],
+        clock: Callable[[], float],
+    ) -> None:
         """In a thread."""
         for step in steps:
-            tell(self._optim_step(step))
+            began_s = clock()
+            outcome = self._optim_step(step)
+            tell(Ran(outcome, began_s, clock()))
 
     def _optim_step(self, step: _Step) -> Outcome:
         model_id = step.operation.model_id

@@ -87,9 +87,9 @@ class Recorder:
             run.expect(span, own_tokens)
         return span
 
-    def end(self, span: Span, failed: int = 0) -> None:
-        """It ended; so many of its operations with an error."""
-        span.ended_s = self.clock()
+    def end(self, span: Span, failed: int = 0, ended_s: float | None = None) -> None:
+        """It ended, now if no time is given; so many of its operations with an error."""
+        span.ended_s = self.clock() if ended_s is None else ended_s
         span.failed = failed
         self.running.pop(id(span), None)
         self.spans.append(span)
