@@ -36,7 +36,7 @@ class Garbage:
         """Leave everything as it is.
 
         Args:
-            quiet: whether nothing is asked just now.
+            quiet: whether nothing is asked just now; polls that wait ask nothing.
             least_s: between two looks through everything.
             most_s: the same, however long they take; also how long a quiet moment is waited for.
         """

@@ -63,6 +63,11 @@ class WebServer:
         """Whether it was told to stop."""
         return self._server.should_exit
 
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing is asked just now but to be told when something happens."""
+        return len(self._server.server_state.tasks) <= self._polls.num_waiting
+
     def stop(self) -> None:
         """End in order: what waits is answered now."""
         self._server.should_exit = True
@@ -84,7 +89,7 @@ class WebServer:
         sys.setswitchinterval(SWITCH_S)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._stop_on_signal)
-            tasks.start_soon(Garbage(quiet=lambda: not self._server.server_state.tasks).run)
+            tasks.start_soon(Garbage(quiet=lambda: self.quiet).run)
             for task in beside:
                 tasks.start_soon(task)
             await self._server.serve(sockets=[listener])

@@ -147,11 +147,16 @@ class Life:
             timeout_graceful_shutdown=self.timing.grace_s,
             timeout_keep_alive=75,
         )
-        server = _Server(config)
+        server, polls = _Server(config), app.state.front.polls
+
+        def quiet() -> bool:
+            # A poll that waits is a request in flight too, but asks nothing.
+            return len(server.server_state.tasks) <= polls.num_waiting
+
         failures: list[str] = []
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._leave, server)
-            tasks.start_soon(Garbage(quiet=lambda: not server.server_state.tasks).run)
+            tasks.start_soon(Garbage(quiet).run)
             tasks.start_soon(self._open, app.state.front, server, listener, resumes, failures)
             tasks.start_soon(self._keep_snapshots, snapshots, parts.data)
             await server.serve(sockets=[listener])
