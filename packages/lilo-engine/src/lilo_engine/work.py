@@ -91,7 +91,7 @@ class Work:
         self._loads: deque[Load] = deque()
         self._gathering = Gathering(needed=definition.trainer.pack_models)
         self._held_until_s = math.inf
-        """When passes that the last look for a plan held back are to be looked at again; infinite if it held none."""
+        """When passes that the last look for a plan held back are to be looked at again; infinite if it was to hold none."""
         self._running: set[ModelId] = set()
         """Models with an operation on the GPU lane: what comes after it cannot be settled yet."""
         self._slots_were_last = False

@@ -6,7 +6,8 @@ however their requests are cut. Two rules bound that:
 - A model that had nothing to do does not save up turns: when it comes back it counts as served as much as the
   model whose turn was last (start-time fair queuing, Goyal et al. 1996, with tokens as the work).
 - A ready model is passed over at most as often as there are models. A turn is given to another than the longest
-  waiting one only while the others still fit (`crowd.py`).
+  waiting one only while the others still fit (`crowd.py`). Only a pass that is held for others to share it may be passed
+  over more often, by steps done meanwhile (`scheduler.py`).
 
 The cost of a turn does not grow with the number of models, but for moving their places in a sorted list.
 """

@@ -62,7 +62,9 @@ class Scheduler:
 
         Args:
             hold_passes: a turn of a pass is not taken yet, since more that could share it are about to come; steps are
-                done meanwhile.
+                done meanwhile, and may pass it over more often than `order.py` says. Each model that is prompt and ends
+                a step may prolong it by the 4 ms of `gathering.py` once, so N of them hold it
+                for N times that at most, and for their steps.
         """
         self._look()
         if not self.order.num_ready:
