@@ -154,3 +154,22 @@ def test_what_is_kept_for_later_jobs_makes_room_and_keeps_the_order_of_the_line(
         prompts.step()
     assert prompts.ready[0].job is long
     assert prompts.held_bytes <= model.new_cache(max_rows=1, max_length=64).bytes_of(1, 64)
+
+
+@torch.inference_mode()
+def test_nothing_is_kept_of_an_adapter_that_is_unloaded_while_others_generate(model):
+    adapter = Adapter(name="a", folder="", factors={})
+    batch = Batch(model, max_rows=8, max_length=64)
+    batch.submit(job(SHORT, {}, 0))
+    batch.step()
+    without = batch.held_bytes
+    ended = job(OTHER, {}, 1, adapter=adapter)
+    ended.max_new = 1
+    batch.submit(ended)
+    batch.step()
+    prompt = model.new_cache(max_rows=1, max_length=64).bytes_of(1, len(OTHER))
+    logits = batch.held_bytes - without - prompt
+    assert logits >= 4 * model.base.shape.vocab_size
+    batch.forget_adapter(adapter)
+    assert batch.busy
+    assert batch.held_bytes == without

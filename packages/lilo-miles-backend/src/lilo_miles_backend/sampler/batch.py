@@ -19,6 +19,7 @@ import torch
 from lilo_engine.errors import CommandFailed, LiloError
 
 from lilo_miles_backend.sampler import logprobs
+from lilo_miles_backend.sampler.adapters import Adapter
 from lilo_miles_backend.sampler.admission import Ready, shares
 from lilo_miles_backend.sampler.draw import draw_tokens
 from lilo_miles_backend.sampler.model import Model
@@ -97,6 +98,10 @@ class Batch:
                 job.fail(error)
         self._prompts.drop_settled(waiting=True)
         self._drop_settled()
+
+    def forget_adapter(self, adapter: Adapter) -> None:
+        """Keep nothing for later jobs of an adapter; those that are here go on with it."""
+        self._prompts.forget_adapter(adapter)
 
     def fail_all(self, error: LiloError) -> None:
         """Fail every job and start from nothing."""

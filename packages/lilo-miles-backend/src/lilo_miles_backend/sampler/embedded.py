@@ -116,7 +116,9 @@ class EmbeddedSampler:
 
     async def unload(self, name: str) -> None:
         """Forget the name; running requests hold the adapter itself and finish with it."""
-        self._adapters.pop(name, None)
+        adapter = self._adapters.pop(name, None)
+        if adapter is not None:
+            self._worker.post(lambda batch: batch.forget_adapter(adapter))
 
     async def sample(self, request: SampleRequest) -> SampleResult:
         """Generate; cancelling the call frees its rows.

@@ -73,6 +73,12 @@ class Prefill:
         """Whether every prompt is in the cache."""
         return self.position >= self.length
 
+    @property
+    def size_bytes(self) -> int:
+        """Of the cache and the logits."""
+        logits = 0 if self.last_logits_BV is None else self.last_logits_BV.nbytes
+        return self.cache.size_bytes + logits
+
     def forget_jobs(self) -> None:
         """Keep what was computed and not for whom."""
         self.jobs, self.rows, self._distinct = [], [], []

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from lilo_engine.errors import CommandFailed
 
+from lilo_miles_backend.sampler.adapters import Adapter
 from lilo_miles_backend.sampler.admission import Ready
 from lilo_miles_backend.sampler.model import Model
 from lilo_miles_backend.sampler.prefill import Prefill, take_group
@@ -78,11 +79,11 @@ class Prompts:
 
     @property
     def held_bytes(self) -> int:
-        """Of prompts that are computed or being computed; a group's prompts share a cache."""
+        """Of prompts that are computed or being computed, with their logits; a group's prompts share a cache."""
         prefills = [*self._recent, *(entry.prefill for entry in self.ready)]
         if self._prefill is not None:
             prefills.append(self._prefill)
-        return sum({id(prefill): prefill.cache.size_bytes for prefill in prefills}.values())
+        return sum({id(prefill): prefill.size_bytes for prefill in prefills}.values())
 
     def submit(self, job: Job) -> None:
         """Take a job."""
@@ -108,6 +109,12 @@ class Prompts:
     def forget_recent(self) -> None:
         """Let go of what no job here needs."""
         self._recent.clear()
+
+    def forget_adapter(self, adapter: Adapter) -> None:
+        """Let go of recent prompts of an adapter that no later job has, and so of the adapter."""
+        self._recent = deque(
+            one for one in self._recent if all(its is not adapter for _, its in one.row_of)
+        )
 
     def step(self) -> None:
         """Compute a piece; a failing group is tried again one job at a time, so that one cannot fail others."""
@@ -151,8 +158,7 @@ class Prompts:
         if self._limit_bytes is not None:
             limit = min(limit, self._limit_bytes // 8)
         while self._recent and (
-            len(self._recent) > _MAX_RECENT
-            or sum(one.cache.size_bytes for one in self._recent) > limit
+            len(self._recent) > _MAX_RECENT or sum(one.size_bytes for one in self._recent) > limit
         ):
             self._recent.popleft()
 
