@@ -8,7 +8,7 @@ import random
 import signal
 import statistics
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
 
@@ -25,6 +25,9 @@ LOOK_S = 3.0
 """Between looks at the server's memory, files and tasks."""
 VANISHING_SHARE = 0.08
 """Lives of a client that end by being killed in the middle of a request."""
+SILENT_S, MOST_SILENT = 310.0, 20
+"""A killed client's model keeps its slot while its session may still come back, 300 s: of 32 slots so many at most, or the
+faster the server is, the longer the clients that live would wait for one."""
 KILL_WINDOW_S = 20.0
 """After the backend was killed: it is started again within this."""
 SETTLE_S = 5.0
@@ -50,6 +53,8 @@ class _Soak:
     """Operations whose result a client has."""
     failed: Counter[str] = field(default_factory=Counter)
     lives: Counter[str] = field(default_factory=Counter)
+    silent_since_s: deque[float] = field(default_factory=deque)
+    """When clients were killed whose models may still hold slots."""
     problems: list[str] = field(default_factory=list)
     killed_s: float = float("inf")
     looks: list[dict[str, float]] = field(default_factory=list)
@@ -83,7 +88,7 @@ class _Soak:
 
     async def live(self, http: httpx.AsyncClient, life: anyio.CancelScope) -> None:
         model = await create_model(http)
-        vanishes = self.chance.random() < VANISHING_SHARE
+        vanishes = self.chance.random() < VANISHING_SHARE and self.may_kill()
         async with anyio.create_task_group() as tasks:
             if vanishes:
                 tasks.start_soon(self.kill_client, life)
@@ -94,6 +99,15 @@ class _Soak:
             tasks.cancel_scope.cancel()
         await http.post(f"sessions/{model.session_id}/finish", json={})
         self.lives["ended well"] += 1
+
+    def may_kill(self) -> bool:
+        now_s = time.monotonic()
+        while self.silent_since_s and self.silent_since_s[0] < now_s - SILENT_S:
+            self.silent_since_s.popleft()
+        if len(self.silent_since_s) >= MOST_SILENT:
+            return False
+        self.silent_since_s.append(now_s)
+        return True
 
     async def kill_client(self, life: anyio.CancelScope) -> None:
         await anyio.sleep(self.chance.uniform(0.05, 2.0))
