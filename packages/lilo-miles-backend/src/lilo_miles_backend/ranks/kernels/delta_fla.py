@@ -5,7 +5,7 @@ Its steps are put together here, and not by its own autograd: the intervals' map
 anyway, and the backward takes states and chunks' systems over from the forward that it runs again. All arguments by
 keyword: its functions differ among themselves in their order.
 
-Convolution and gated norm are ours (`triton_delta_pieces.py`), and one step of the rule, the gradients inside chunks: compilers of Triton from 3.4 to before 3.7.1 make wrong code for fla's on
+Convolution and gated norm are ours (`delta_pieces.py`), and one step of the rule, the gradients inside chunks: compilers of Triton from 3.4 to before 3.7.1 make wrong code for fla's on
 Hopper GPUs, and it refuses to run there. `triton_delta.py` has it, `delta_gradients.py` is what it is compared with.
 """
 

@@ -1,12 +1,12 @@
 # pyright: reportMissingImports=false, reportCallIssue=false, reportIndexIssue=false, reportOptionalSubscript=false, reportArgumentType=false
-"""TritonPieces: convolution and gated norm of the delta nets on GPUs, by `triton_delta_pieces.py`."""
+"""TritonPieces: convolution and gated norm of the delta nets on GPUs, by `triton_delta_convolution.py` and `triton_delta_norm.py`."""
 
 from __future__ import annotations
 
 import torch
 from fla.ops.utils.index import prepare_chunk_indices
 
-from lilo_miles_backend.ranks.kernels import triton_delta_pieces
+from lilo_miles_backend.ranks.kernels import triton_delta_convolution, triton_delta_norm
 from lilo_miles_backend.ranks.kernels.delta_kernels import Three, Widths
 from lilo_miles_backend.ranks.layers.intervals import Intervals
 
@@ -25,7 +25,7 @@ class TritonPieces:
         """See `DeltaPieces.convolve`."""
         before = None if before is None else before.contiguous()
         chunks = chunks_of(intervals)
-        return triton_delta_pieces.convolve(
+        return triton_delta_convolution.convolve(
             x_TC, weight_CW, before, widths, intervals.bounds, chunks
         )
 
@@ -42,7 +42,7 @@ class TritonPieces:
         before = None if before is None else before.contiguous()
         chunks = chunks_of(intervals)
         q, k, v = (grad.contiguous() for grad in grads)
-        sums = triton_delta_pieces.convolve_backward(
+        sums = triton_delta_convolution.convolve_backward(
             (q, k, v), x_TC, weight_CW, before, grad_x, intervals.bounds, chunks
         )
         return None if before is None else _of_before(sums, weight_CW, intervals)
@@ -51,7 +51,7 @@ class TritonPieces:
         self, x_THV: torch.Tensor, gate_THV: torch.Tensor, weight_V: torch.Tensor, eps: float
     ) -> torch.Tensor:
         """See `DeltaPieces.gated_norm`."""
-        return triton_delta_pieces.gated_norm(x_THV.contiguous(), gate_THV, weight_V, eps)
+        return triton_delta_norm.gated_norm(x_THV.contiguous(), gate_THV, weight_V, eps)
 
     def gated_norm_backward(
         self,
@@ -63,7 +63,7 @@ class TritonPieces:
         grad_gate: torch.Tensor,
     ) -> torch.Tensor:
         """See `DeltaPieces.gated_norm_backward`."""
-        return triton_delta_pieces.gated_norm_backward(
+        return triton_delta_norm.gated_norm_backward(
             grad_THV.contiguous(), x_THV.contiguous(), gate_THV, weight_V, eps, grad_gate
         )
 
@@ -72,7 +72,7 @@ def chunks_of(intervals: Intervals) -> torch.Tensor:
     """int64 [N, 2]: the interval of each chunk, and its place in it; fla keeps the tables that it made last."""
     # With the host's copy: from the other, every call would ask the device for the lengths.
     return prepare_chunk_indices(
-        intervals.bounds, triton_delta_pieces.TOKENS, cu_seqlens_cpu=intervals.host_bounds
+        intervals.bounds, triton_delta_convolution.TOKENS, cu_seqlens_cpu=intervals.host_bounds
     )
 
 
