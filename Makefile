@@ -21,7 +21,7 @@ demo: setup  ## Watch a small model learn sums through the Tinker SDK
 	@$(BIN)/lilo demo $(ARGS)
 
 test: setup  ## Run the tests (CPU, one process per core)
-	@$(ONE_THREAD) $(BIN)/python -m pytest -q -n logical --maxprocesses 8 --dist loadfile $(ARGS)
+	@$(ONE_THREAD) $(BIN)/python -m pytest -q -n logical --maxprocesses 8 --dist loadfile --max-worker-restart 0 $(ARGS)
 
 lint: setup  ## Check style, import directions, spelling, words and the lock
 	@$(BIN)/ruff check --quiet .

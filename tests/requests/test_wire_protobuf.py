@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
@@ -106,6 +108,41 @@ def test_model_and_number_are_read_from_the_start_of_a_damaged_body(model_id, se
         wire_protobuf.parse(data)
     expected = (model_id, seq_id) if len(model_id.encode()) < 128 else None
     assert wire_protobuf.identity_of(data) == expected
+
+
+def long_message() -> sdk_pb.ForwardBackwardRequest:
+    """8 MB: a float and an integer for each of 700,000 tokens."""
+    message = sdk_pb.ForwardBackwardRequest(model_id="m", seq_id=7, loss_fn="cross_entropy")
+    inputs = message.data.add().loss_fn_inputs
+    inputs["target_tokens"].dense = np.zeros(700_000, "<i8").tobytes()
+    inputs["target_tokens"].dtype = sdk_pb.DTYPE_INT64
+    inputs["weights"].dense = np.zeros(700_000, "<f4").tobytes()
+    inputs["weights"].dtype = sdk_pb.DTYPE_FLOAT32
+    return message
+
+
+def test_a_body_is_let_go_of_before_its_tensors_are_made():
+    body = Body(data=long_message().SerializeToString(), protobuf=True)
+    size_bytes = len(body.data)
+    tracemalloc.start()
+    try:
+        operation = decode.forward_backward(body)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # The body itself was there before. What the parser keeps is not Python's; of each tensor there is one copy.
+    assert peak_bytes < 1.1 * size_bytes
+    assert len(body.data) < 300
+    assert operation.datums[0].loss_inputs["target_tokens"].shape == (700_000,)
+
+
+def test_a_long_body_that_is_refused_still_names_its_model_and_number():
+    message = long_message()
+    message.data[0].loss_fn_inputs["weights"].shape.append(3)
+    body = Body(data=message.SerializeToString(), protobuf=True)
+    with pytest.raises(InvalidRequest, match=r"shape \[3\] does not hold the 700000 values"):
+        decode.forward_backward(body)
+    assert decode.identity_of(body) == ("m", 7)
 
 
 def test_json_and_binary_forms_of_one_pass_have_one_fingerprint():

@@ -30,6 +30,9 @@ _JSON = ("application/json", "")
 INLINE_BYTES = 16 * 1024
 """Smaller bodies are parsed on the event loop: going to a thread costs more (about 0.1 ms) than parsing them."""
 
+START_BYTES = 256
+"""Of a protobuf body: model id and number stand in the first 140, see `wire_protobuf.identity_of`."""
+
 _SHOWN_CHARACTERS = 60
 """Of a value that an error quotes."""
 PATIENCE = 4
@@ -53,14 +56,22 @@ class BodyLimits:
     """For all of it: 64 MB need 220 kB/s."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Body:
     """A body as it came, with what its headers say about it."""
 
     data: bytes
-    """Decompressed."""
+    """Decompressed; of one that was taken, the start."""
     protobuf: bool
     """Else JSON."""
+
+    def take(self) -> bytes:
+        """All of it, for the caller to hold alone: megabytes would lie here while what they hold is made.
+
+        The start of a protobuf body stays, which names model and number.
+        """
+        data, self.data = self.data, self.data[:START_BYTES]
+        return data
 
 
 async def read_body(

@@ -79,7 +79,7 @@ def forward_backward(body: Body, *, forward_only: bool = False) -> ForwardBackwa
         InvalidRequest: the body cannot be read; the message names the datum and tensor.
     """
     if body.protobuf:
-        return wire_protobuf.forward_backward(wire_protobuf.parse(body.data))
+        return wire_protobuf.forward_backward(wire_protobuf.parse(body.take()))
     wire = _json(body, ForwardBackwardBody)
     asked = wire.forward_backward_input
     return ForwardBackward(

@@ -35,8 +35,9 @@ def from_dense(data: bytes, dtype: WireDType, shape: Sequence[int], what: str) -
     Raises:
         InvalidRequest: the bytes do not fill the shape; `what` names the tensor.
     """
-    values = _widen(_view(data, dtype, what), dtype)
-    return _shaped(values, tuple(shape) or values.shape, what)
+    sent = _view(data, dtype, what)
+    values = _widen(sent, dtype)
+    return _shaped(values, data if values is sent else values.tobytes(), tuple(shape), what)
 
 
 def from_csr(
@@ -115,7 +116,8 @@ def _widen(values: npt.NDArray[Any], dtype: WireDType) -> npt.NDArray[Any]:
             return values
 
 
-def _shaped(values: npt.NDArray[Any], shape: tuple[int, ...], what: str) -> Tensor:
+def _shaped(values: npt.NDArray[Any], data: bytes, shape: tuple[int, ...], what: str) -> Tensor:
+    shape = shape or values.shape
     size = 1
     for axis in shape:
         size *= axis
@@ -124,7 +126,7 @@ def _shaped(values: npt.NDArray[Any], shape: tuple[int, ...], what: str) -> Tens
             f"{what}: shape {list(shape)} does not hold the {values.size} values that were sent"
         )
     dtype = "float32" if values.dtype.kind == "f" else "int64"
-    return Tensor(dtype=dtype, shape=shape, data=values.tobytes())
+    return Tensor(dtype=dtype, shape=shape, data=data)
 
 
 def csr_fits(
