@@ -3,14 +3,18 @@
 import pytest
 from lilo_volume.testing.sweep import PROTOCOLS, pairwise_settings, sweep
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+SETTINGS = pairwise_settings()
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-def test_no_fault_at_any_step_breaks_an_invariant(caplog):
+@pytest.mark.parametrize("number", range(len(SETTINGS)))
+def test_no_fault_at_any_step_breaks_an_invariant(caplog, number):
     caplog.set_level("CRITICAL")
-    report = sweep(PROTOCOLS["in place"], pairwise_settings())
+    setting = SETTINGS[number]
+    report = sweep(PROTOCOLS["in place"], [setting])
     assert report.violations == ()
-    assert report.runs > 1000
+    assert report.runs > 100
     assert {"record", "commit record", "join", "probe", "flush", "report"} <= set(report.steps)
     assert {"commit", "check", "look", "manifest", "commit manifest"} <= set(report.steps)
-    assert {"replace", "announce", "clear", "remove"} <= set(report.steps)
+    assert {"announce", "clear", "remove"} <= set(report.steps)
+    assert ("replace" in report.steps) == setting.same_name
