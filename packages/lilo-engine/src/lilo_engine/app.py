@@ -239,7 +239,15 @@ def _public_app(
     lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]],
 ) -> FastAPI:
     """The app that clients talk to."""
-    app = FastAPI(title="lilo", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(
+        title="lilo",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        # Operations have spans of our own (`console/otel.py`); one of each poll would bury them.
+        telemetry={"tracing": False, "metrics": False, "logs": False},
+    )
     answers = Counter[int]()
     app.state.front = front
     app.state.view = view

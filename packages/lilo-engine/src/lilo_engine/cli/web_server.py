@@ -15,6 +15,7 @@ import anyio
 import uvicorn
 from starlette.types import ASGIApp
 
+from lilo_engine.cli.http_protocol import HttpProtocol
 from lilo_engine.cli.problems import Problem
 from lilo_engine.garbage import Garbage
 from lilo_engine.requests.long_polls import LongPolls
@@ -40,6 +41,7 @@ class WebServer:
         """
         config = uvicorn.Config(
             app,
+            http=HttpProtocol,
             access_log=False,
             # Nothing here asks where a request came from.
             proxy_headers=False,
@@ -123,7 +125,7 @@ def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    # Inherited by every connection: the head and the body of an answer are two writes, and must not wait for each other.
+    # Inherited by every connection: an answer of more than one write must not wait for the client between them.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
         listener.bind((host, port))
