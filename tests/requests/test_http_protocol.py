@@ -133,7 +133,9 @@ async def test_what_there_is_of_an_answer_does_not_wait_for_the_rest():
 
 async def test_a_client_that_asks_first_is_told_to_send_its_body():
     async with Site().connected() as stream:
-        head = "POST /echo HTTP/1.1\r\nhost: here\r\ncontent-length: 4\r\nexpect: 100-continue\r\n\r\n"
+        head = (
+            "POST /echo HTTP/1.1\r\nhost: here\r\ncontent-length: 4\r\nexpect: 100-continue\r\n\r\n"
+        )
         await stream.send(head.encode())
         assert await stream.receive() == b"HTTP/1.1 100 Continue\r\n\r\n"
         await stream.send(b"body")

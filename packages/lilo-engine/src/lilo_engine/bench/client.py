@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -139,17 +139,27 @@ async def timed(call: Callable[[], Awaitable[object]], count: int) -> dict[str, 
         started = time.perf_counter()
         await call()
         took.append(1e3 * (time.perf_counter() - started))
-    return {"p50_ms": float(np.median(took)), "p99_ms": float(np.percentile(took, 99))}
+    return percentiles(took)
 
 
 def timed_now(call: Callable[[], object], count: int) -> dict[str, float]:
     """The same of a call that blocks."""
+    return percentiles(times_ms(call, count))
+
+
+def times_ms(call: Callable[[], object], count: int) -> list[float]:
+    """How long a call that blocks took each time, in milliseconds."""
     took: list[float] = []
     for _ in range(count):
         started = time.perf_counter()
         call()
         took.append(1e3 * (time.perf_counter() - started))
-    return {"p50_ms": float(np.median(took)), "p99_ms": float(np.percentile(took, 99))}
+    return took
+
+
+def percentiles(times: Sequence[float]) -> dict[str, float]:
+    """The middle of times in milliseconds, and what one in a hundred exceeds."""
+    return {"p50_ms": float(np.median(times)), "p99_ms": float(np.percentile(times, 99))}
 
 
 def _checked(answer: httpx.Response) -> dict[str, Any]:
