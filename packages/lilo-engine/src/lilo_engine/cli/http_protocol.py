@@ -49,9 +49,10 @@ class _JoinedWrites:
         self._transport.close()
 
     def _flush(self) -> None:
-        if self._kept:
+        # A client that has left meanwhile gets nothing, and writing to it is an error.
+        if self._kept and not self._transport.is_closing():
             self._transport.write(self._kept)
-            self._kept = b""
+        self._kept = b""
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - all else is the transport's own
         return getattr(self._transport, name)
