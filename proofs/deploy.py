@@ -50,7 +50,7 @@ class Provider(LocalProvider):
 def life(provider: Provider, lives: list) -> Iterator[str]:
     """One container's life, its trainer and sampler in processes of their own."""
     ending = Ending()
-    options = {"ending": ending, "timing": Timing(life_s=600, grace_s=1), "port": free_port()}
+    options = {"ending": ending, "timing": Timing(life_s=600), "port": free_port()}
     provider.ready.clear()
     thread = threading.Thread(
         target=lambda: lives.append(run_trainer("proof", provider, **options)), daemon=True

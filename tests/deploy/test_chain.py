@@ -75,7 +75,7 @@ def life(provider, *, goes_on=True):
             "r1",
             provider,
             ending=ending,
-            timing=Timing(life_s=300, grace_s=1),
+            timing=Timing(life_s=300),
             parts_of=in_memory,
             port=free_port(),
         )

@@ -13,7 +13,7 @@ import httpx
 import pytest
 import uvicorn
 from lilo_engine.app import EngineApp, build_front_app
-from lilo_engine.cli.web_server import listen, url_of
+from lilo_engine.cli.listener import listen, url_of
 from lilo_engine.config import DataFolder
 from lilo_engine.control.control import Control
 from lilo_engine.control.engine_address import EngineAddress

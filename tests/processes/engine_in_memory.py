@@ -12,12 +12,13 @@ from pathlib import Path
 
 import anyio
 from lilo_engine.app import EngineApp
+from lilo_engine.cli.listener import listen, url_of
 from lilo_engine.cli.place import this_server
 from lilo_engine.cli.problems import problems_in_one_line
-from lilo_engine.cli.web_server import WebServer, listen, url_of
 from lilo_engine.config import DataFolder
 from lilo_engine.control.lease import Lease
 from lilo_engine.control.records import Records
+from lilo_engine.requests.web_server import WebServer
 
 from tests.processes import in_memory
 
@@ -42,7 +43,8 @@ def main(root: str, url: str | None = None) -> None:
             await lease.lost.wait()
             server.fail(f"this engine stops: {lease.reason}")
 
-        anyio.run(server.run, listener, announce, watch_lease, backend_options={"use_uvloop": True})
+        beside = (server.stop_on_signal, announce, watch_lease)
+        anyio.run(server.run, listener, *beside, backend_options={"use_uvloop": True})
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
 import anyio
 import httpx
 import pytest
-from lilo_engine.cli.web_server import WebServer, listen
+from lilo_engine.cli.listener import listen
 from lilo_engine.requests.long_polls import LongPolls
+from lilo_engine.requests.web_server import WebServer
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse

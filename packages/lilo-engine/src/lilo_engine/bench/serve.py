@@ -15,10 +15,11 @@ import anyio.to_thread
 from lilo_definitions import Definition, get
 
 from lilo_engine.app import build_app
-from lilo_engine.cli.web_server import WebServer, listen, url_of
+from lilo_engine.cli.listener import listen, url_of
 from lilo_engine.commands.launcher import ProcessLauncher
 from lilo_engine.config import DataFolder
 from lilo_engine.parts import Parts, open_control
+from lilo_engine.requests.web_server import WebServer
 from lilo_engine.sampling.launcher import MemorySamplerLauncher
 
 KEY = "tml-bench"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from lilo_engine.cli.listener import is_loopback
 from lilo_engine.cli.problems import Problem
-from lilo_engine.cli.web_server import is_loopback
 from lilo_engine.config import API_KEY_VARIABLE
 from lilo_engine.control.keys import Keys
 

@@ -16,10 +16,10 @@ import typer
 
 from lilo_engine.app import build_front_app
 from lilo_engine.cli.admission import admit
+from lilo_engine.cli.listener import listen, url_of
 from lilo_engine.cli.options import CheckpointsFolder, Host, Port, RecordsUrl
 from lilo_engine.cli.place import data_folder, records_url_without_password
 from lilo_engine.cli.problems import Problem, problems_in_one_line
-from lilo_engine.cli.web_server import WebServer, listen, url_of
 from lilo_engine.config import (
     API_KEY_VARIABLE,
     api_key_from_environment,
@@ -33,6 +33,7 @@ from lilo_engine.remote.calls import Hello
 from lilo_engine.remote.client import RemoteEngine
 from lilo_engine.remote.line import open_line
 from lilo_engine.requests.front import Front
+from lilo_engine.requests.web_server import WebServer
 from lilo_engine.storage import open_checkpoints
 
 READY_LOOK_S = 0.2
@@ -125,4 +126,4 @@ async def _serve(parts: FrontParts, listener: socket.socket) -> None:
             await anyio.sleep(READY_LOOK_S)
         print(f"lilo: serving {front.definition.name} at {url_of(listener)}", flush=True)
 
-    await server.run(listener, announce)
+    await server.run(listener, server.stop_on_signal, announce)

@@ -15,16 +15,17 @@ from lilo_definitions import get
 
 from lilo_engine.app import build_app
 from lilo_engine.cli.admission import admit
+from lilo_engine.cli.listener import listen, url_of
 from lilo_engine.cli.options import DefinitionName, Host, Port
 from lilo_engine.cli.place import data_folder, locked, this_server
 from lilo_engine.cli.problems import problems_in_one_line
 from lilo_engine.cli.ray_option import RayAddress, use_ray
-from lilo_engine.cli.web_server import WebServer, listen, url_of
 from lilo_engine.config import API_KEY_VARIABLE, api_key_from_environment, keep_kernels
 from lilo_engine.control.lease import Lease
 from lilo_engine.control.records import Records
 from lilo_engine.parts import Parts, ServerSettings
 from lilo_engine.requests.front import Front
+from lilo_engine.requests.web_server import WebServer
 
 READY_LOOK_S = 0.05
 """Between looks for readiness: the trainer and the sampler become ready on their own."""
@@ -87,4 +88,5 @@ def _run(parts: Parts, lease: Lease, listener: socket.socket) -> None:
         await lease.lost.wait()
         server.fail(f"this server stops: {lease.reason}")
 
-    anyio.run(server.run, listener, announce, watch_lease, backend_options={"use_uvloop": True})
+    beside = (server.stop_on_signal, announce, watch_lease)
+    anyio.run(server.run, listener, *beside, backend_options={"use_uvloop": True})

@@ -17,13 +17,12 @@ import socket
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import anyio
 import anyio.to_thread
-import uvicorn
 from lilo_definitions import Definition
 from lilo_volume import VolumeError
 
@@ -34,9 +33,9 @@ from lilo_engine.deploy.resume import Resume, find_resumes
 from lilo_engine.deploy.snapshots import FILE, Snapshots
 from lilo_engine.deploy.surroundings import Surroundings
 from lilo_engine.errors import ServerError
-from lilo_engine.garbage import Garbage
 from lilo_engine.parts import Parts, ServerSettings
 from lilo_engine.requests.front import Front
+from lilo_engine.requests.web_server import WebServer
 from lilo_engine.storage import open_folder
 
 _log = logging.getLogger(__name__)
@@ -62,8 +61,6 @@ class Timing:
     """Between snapshots of the records: what a lost container can lose of its history, never of its checkpoints."""
     ready_look_s: float = 0.05
     """Between looks for readiness."""
-    grace_s: int = 3
-    """For requests in flight at the end; long polls are cut off after it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +104,8 @@ class Life:
         parts = self.parts_of(self.surroundings.definition, data)
         self._admit(parts)
         try:
-            anyio.run(self._serve, parts, snapshots, resumes)
+            options = {"use_uvloop": True}
+            anyio.run(self._serve, parts, snapshots, resumes, backend_options=options)
         finally:
             self._snapshot(snapshots, data)
         return resumes
@@ -139,46 +137,29 @@ class Life:
     async def _serve(self, parts: Parts, snapshots: Snapshots, resumes: tuple[Resume, ...]) -> None:
         listener = socket.create_server((self.host, self.port), backlog=2048)
         app = build_app(parts)
-        config = uvicorn.Config(
-            app,
-            access_log=False,
-            log_level="warning",
-            lifespan="on",
-            timeout_graceful_shutdown=self.timing.grace_s,
-            timeout_keep_alive=75,
+        front: Front = app.state.front
+        server = WebServer(app, front.polls)
+        await server.run(
+            listener,
+            partial(self._leave, server),
+            partial(self._open, front, server, listener, resumes),
+            partial(self._keep_snapshots, snapshots, parts.data),
         )
-        server, polls = _Server(config), app.state.front.polls
 
-        def quiet() -> bool:
-            # A poll that waits is a request in flight too, but asks nothing.
-            return len(server.server_state.tasks) <= polls.num_waiting
-
-        failures: list[str] = []
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._leave, server)
-            tasks.start_soon(Garbage(quiet).run)
-            tasks.start_soon(self._open, app.state.front, server, listener, resumes, failures)
-            tasks.start_soon(self._keep_snapshots, snapshots, parts.data)
-            await server.serve(sockets=[listener])
-            tasks.cancel_scope.cancel()
-        if failures:
-            raise ServerError(f"{parts.definition.name} could not be started: {failures[0]}")
-
-    async def _leave(self, server: uvicorn.Server) -> None:
+    async def _leave(self, server: WebServer) -> None:
         """End the server at the deadline or when told to."""
         with anyio.move_on_after(self.timing.life_s):
             await anyio.to_thread.run_sync(
                 self.stop.wait, self.timing.life_s, abandon_on_cancel=True
             )
-        server.should_exit = True
+        server.stop()
 
     async def _open(
         self,
         front: Front,
-        server: uvicorn.Server,
+        server: WebServer,
         listener: socket.socket,
         resumes: tuple[Resume, ...],
-        failures: list[str],
     ) -> None:
         """Announce once that clients can come, or end a server that never will be ready."""
         limit_s = self.start_limit_s
@@ -190,8 +171,8 @@ class Life:
             late = anyio.current_time() > end
             if late or state.phase == "stopped":
                 late_words = f"not ready within {limit_s:g} s: {readiness.words}"
-                failures.append(late_words if late else state.last_failure or "it stopped")
-                server.should_exit = True
+                cause = late_words if late else state.last_failure or "it stopped"
+                server.fail(f"{front.definition.name} could not be started: {cause}")
                 return
             await anyio.sleep(self.timing.ready_look_s)
         port = listener.getsockname()[1]
@@ -210,12 +191,3 @@ class Life:
         except (VolumeError, sqlite3.Error, OSError):
             # The one before stays the newest, and the next one tries again: no reason to end a training run.
             _log.exception("the records of run %s were not snapshotted", self.run)
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: the container's own end a life through `stop`."""
-
-    @contextmanager
-    def capture_signals(self) -> Generator[None]:
-        """Leave signals alone."""
-        yield

@@ -1,23 +1,21 @@
-"""WebServer: one HTTP app of a command, on a socket that was opened before, until Ctrl-C, SIGTERM or a failure."""
+"""WebServer: one HTTP app, on a socket that was opened before, until it is told to stop or fails."""
 
 from __future__ import annotations
 
-import errno
 import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
-from ipaddress import ip_address
 from typing import TypeAlias
 
 import anyio
 import uvicorn
 from starlette.types import ASGIApp
 
-from lilo_engine.cli.http_protocol import HttpProtocol
-from lilo_engine.cli.problems import Problem
+from lilo_engine.errors import ServerError
 from lilo_engine.garbage import Garbage
+from lilo_engine.requests.http_protocol import HttpProtocol
 from lilo_engine.requests.long_polls import LongPolls
 
 GRACE_S = 3
@@ -85,22 +83,21 @@ class WebServer:
         """Serve until told to stop; tasks beside it are cancelled then.
 
         Raises:
-            Problem: it stopped by a failure.
+            ServerError: it stopped by a failure, in words for whoever started it.
         """
         # Threads that decode large requests let the event loop go on a millisecond after it asks, not five.
         sys.setswitchinterval(SWITCH_S)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._stop_on_signal)
             tasks.start_soon(Garbage(quiet=lambda: self.quiet).run)
             for task in beside:
                 tasks.start_soon(task)
             await self._server.serve(sockets=[listener])
             tasks.cancel_scope.cancel()
         if self._failure is not None:
-            raise Problem(self._failure)
+            raise ServerError(self._failure)
 
-    async def _stop_on_signal(self) -> None:
-        """The first Ctrl-C or SIGTERM stops in order, the second does not wait for requests in flight."""
+    async def stop_on_signal(self) -> None:
+        """To run beside it: the first Ctrl-C or SIGTERM stops in order, the second does not wait for requests in flight."""
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             async for _ in signals:
                 self._server.force_exit = self._server.should_exit
@@ -112,44 +109,5 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Leave signals to `_stop_on_signal`."""
+        """Leave signals to `stop_on_signal`, or to whoever runs the server."""
         yield
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens from now on: a second server on the port fails, and early clients wait instead of failing.
-
-    Raises:
-        Problem: the address cannot be listened on.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    # Inherited by every connection: an answer of more than one write must not wait for the client between them.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(2048)
-    except OSError as error:
-        listener.close()
-        way = "choose another --port, or 0 for a free one"
-        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-            way = "choose a --host that is an address of this machine"
-        raise Problem(
-            f"cannot listen on {host} port {port}: {error.strerror or error}; {way}"
-        ) from error
-    return listener
-
-
-def url_of(listener: socket.socket) -> str:
-    """Where a socket listens."""
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
