@@ -284,7 +284,8 @@ class DrivenRanks:
         end_s = time.monotonic() + END_LIMIT_S
         for member in self._members:
             if not member.wait_ended(max(0.0, end_s - time.monotonic())):
-                _log.error("%s was told to end and is not known to", self._pulse.doing(member.rank))
+                doing = self._pulse.doing(member.rank)
+                _log.error("%s was told to end, and it or a call to it goes on", doing)
         self._give_back()
         self._stir.set()
 
