@@ -21,6 +21,7 @@ from lilo_engine.control.sweeper import SweepSettings
 from lilo_engine.parts import Parts, ServerSettings, open_control
 from lilo_engine.requests.body import BodyLimits
 from lilo_engine.requests.front import FrontSettings
+from lilo_engine.requests.http_protocol import HttpProtocol
 from lilo_engine.sampling.launcher import MemorySamplerLauncher
 
 KEY = "tml-conformance"
@@ -117,7 +118,9 @@ def serve(
         settings=ServerSettings(front=settings, sweep=sweep or SweepSettings()),
     )
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(build_app(parts), log_level="warning", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(
+        build_app(parts), http=HttpProtocol, log_level="warning", timeout_graceful_shutdown=1
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

@@ -24,6 +24,7 @@ from lilo_engine.remote.client import RemoteEngine
 from lilo_engine.remote.line import open_line
 from lilo_engine.requests.body import BodyLimits
 from lilo_engine.requests.front import FrontSettings
+from lilo_engine.requests.http_protocol import HttpProtocol
 from lilo_engine.storage import open_checkpoints
 
 from tests.conformance.conftest import KEY, STRANGERS_KEY, Served
@@ -43,7 +44,9 @@ def in_thread(server: uvicorn.Server, run) -> Iterator[None]:
 
 
 def server_of(app) -> uvicorn.Server:
-    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(
+        app, http=HttpProtocol, log_level="warning", timeout_graceful_shutdown=1
+    )
     return uvicorn.Server(config)
 
 

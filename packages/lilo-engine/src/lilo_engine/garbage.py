@@ -3,7 +3,7 @@
 Python does so whenever what lives has grown by a quarter, in the middle of anything, and every client is held up
 meanwhile: for 0.1 to 0.3 s when requests of many data are in memory. Here Python looks only through what is young, which
 takes a millisecond, and all of it is looked through at a moment when nothing is asked, if there is one soon enough.
-`WebServer` and `deploy/head.py` run it; it knows nothing of what is served.
+`WebServer` runs it; it knows nothing of what is served.
 """
 
 from __future__ import annotations

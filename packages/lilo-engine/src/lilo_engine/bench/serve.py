@@ -66,7 +66,8 @@ def main() -> None:
         await anyio.to_thread.run_sync(sys.stdin.read)
         server.stop()
 
-    anyio.run(server.run, listener, end_with_input, backend_options={"use_uvloop": True})
+    beside = (server.stop_on_signal, end_with_input)
+    anyio.run(server.run, listener, *beside, backend_options={"use_uvloop": True})
 
 
 if __name__ == "__main__":

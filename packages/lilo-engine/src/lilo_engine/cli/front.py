@@ -27,7 +27,7 @@ from lilo_engine.config import (
 from lilo_engine.control.control import Control
 from lilo_engine.control.engine_address import EngineAddress
 from lilo_engine.control.records import Records
-from lilo_engine.errors import LiloError
+from lilo_engine.errors import LiloError, ServerError
 from lilo_engine.parts import FrontParts
 from lilo_engine.remote.calls import Hello
 from lilo_engine.remote.client import RemoteEngine
@@ -84,13 +84,13 @@ def front(
 
 
 async def _run(control: Control, address: EngineAddress, listener: socket.socket) -> None:
-    problem: Problem | None = None
+    problem: Problem | ServerError | None = None
     async with open_line(address.find) as line:
         # Raised below: here it would be wrapped into a group.
         try:
             hello = await _met(RemoteEngine(line))
             await _serve(FrontParts(hello=hello, line=line, control=control), listener)
-        except Problem as error:
+        except (Problem, ServerError) as error:
             problem = error
     if problem is not None:
         raise problem

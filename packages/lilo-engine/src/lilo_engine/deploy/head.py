@@ -1,6 +1,6 @@
 """Head: the server inside a trainer container: one life of a run, between taking up its state and leaving it.
 
-It has three parts, and while it serves two tasks beside the server:
+It has three parts, and while it serves three tasks beside the server:
 
 take up   records from their newest whole snapshot; for each model the newest whole training state is named
 serve     front, engine, trainer, sampler; a snapshot of the records every `snapshot_s`
@@ -8,6 +8,7 @@ leave     at the deadline, or when told to: finish what is being published, snap
 
 snapshots   waits for: its interval       unblocked by: the clock
 leaving     waits for: deadline or stop    unblocked by: the clock, the caller's event
+opening     waits for: trainer and sampler   unblocked by: them, the limit of a start
 """
 
 from __future__ import annotations

@@ -7,11 +7,9 @@ would wait for ever behind one that is left out.
 from __future__ import annotations
 
 from lilo_engine.requests import wire_protobuf
+from lilo_engine.requests.body import START_BYTES
 from lilo_engine.requests.compression import Unpacking
 from lilo_engine.requests.identity_scan import IdentityScan
-
-_HEAD_BYTES = 256
-"""Enough for a model id and a number: the binary form begins with both."""
 
 
 class DroppedBody:
@@ -39,12 +37,12 @@ class DroppedBody:
 
     def feed(self, piece: bytes) -> None:
         """Read on."""
-        if self._protobuf and len(self._head) >= _HEAD_BYTES:
+        if self._protobuf and len(self._head) >= START_BYTES:
             return
         for plain in self._unpacking.feed(piece):
             if not self._protobuf:
                 self._scan.feed(plain)
                 continue
-            self._head += plain[: _HEAD_BYTES - len(self._head)]
-            if len(self._head) >= _HEAD_BYTES:
+            self._head += plain[: START_BYTES - len(self._head)]
+            if len(self._head) >= START_BYTES:
                 return

@@ -28,7 +28,7 @@ Beside: TypeAlias = Callable[[], Coroutine[object, object, None]]
 
 
 class WebServer:
-    """Serves an app, with tasks of the command's own beside it."""
+    """Serves an app, with tasks of whoever runs it beside it."""
 
     def __init__(self, app: ASGIApp, polls: LongPolls) -> None:
         """Serve nothing yet.

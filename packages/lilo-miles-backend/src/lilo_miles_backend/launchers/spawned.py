@@ -119,9 +119,12 @@ class SpawnedMember(CarriedMember):
     def _reap(self) -> None:
         code = self._child.wait()
         self.end(describe_exit(code))
-        for connections in self._connections.values():
-            for connection in connections:
-                connection.close()
+        every = [one for connections in self._connections.values() for one in connections]
+        for connection in every:
+            # What the rank started may hold the other end: no news of its end would come.
+            connection.shutdown()
+        for connection in every:
+            connection.close()
 
 
 def _sweep() -> None:
