@@ -1,4 +1,4 @@
-"""Members that carry commands in threads: their end is known when no call that they were sent is under way."""
+"""Members that carry commands in threads: what carries them is closed when no call that they were sent is under way."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from lilo_engine.errors import BackendLost
+from lilo_miles_backend.launchers import driver
 from lilo_miles_backend.launchers.carried_member import CarriedMember, places_of
+from lilo_miles_backend.launchers.driver import DrivenRanks
+from lilo_miles_backend.launchers.limits import DriverLimits
 from lilo_miles_backend.launchers.mailboxes import Mailbox
 from lilo_miles_backend.launchers.member import LinkLost
+
+from tests.cluster.conftest import act, world_of_two
 
 LIMIT_S = 10.0
 
@@ -59,3 +65,24 @@ def test_a_member_that_was_asked_nothing_has_ended_at_once(member: Held) -> None
     assert not member.wait_ended(0.0)
     member.kill()
     assert member.wait_ended(LIMIT_S)
+
+
+def test_a_group_whose_calls_hang_is_told_of_and_closed_when_they_have_come_back(
+    member: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "END_LIMIT_S", 0.05)
+    given_back = threading.Event()
+    limits = world_of_two(limit_s=0.1).limits
+    ranks = DrivenRanks(
+        world_of_two(),
+        [member],
+        DriverLimits(limits=limits, silence_s=LIMIT_S),
+        facts={},
+        give_back=given_back.set,
+    )
+    with pytest.raises(BackendLost, match=r"0\.1 s"):
+        ranks.train(act("sum"))
+    assert "0.1 s" in ranks.wait_lost()
+    assert not given_back.is_set()
+    member.let_go.set()
+    assert given_back.wait(LIMIT_S)
