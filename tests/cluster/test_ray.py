@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,7 +52,6 @@ def test_b37_ranks_stand_on_both_nodes_have_what_the_driver_has_and_end_for_one_
     ray: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LILO_CHECKPOINT_VOLUME", "shared://")
-    before = set(threading.enumerate())
     ranks = start(ray, tmp_path)
     assert {info.node for info in ranks.info()} == {"host-0", "host-1"}
     assert {info.facts["LILO_CHECKPOINT_VOLUME"] for info in ranks.info()} == {"shared://"}
@@ -68,9 +66,6 @@ def test_b37_ranks_stand_on_both_nodes_have_what_the_driver_has_and_end_for_one_
     assert "rank 1" in ranks.wait_lost()
     assert time.monotonic() - started < 15
     assert not any(psutil.pid_exists(pid) for pid in pids)
-    # Whatever still asked Ray for something now would be a crash below Python, or a cluster on this machine.
-    left = set(threading.enumerate()) - before
-    assert not [thread.name for thread in left if thread.name.startswith("rank-")]
     with pytest.raises(BackendLost):
         ranks.train(act("sum"))
 

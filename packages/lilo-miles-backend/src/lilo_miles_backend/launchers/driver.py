@@ -62,10 +62,7 @@ checks alone, some 4 s later."""
 LOOK_S = 0.05
 """Between looks for such evidence."""
 END_LIMIT_S = 4.0
-"""From the order to end all ranks until that is known and no call to them is under way: only a process stuck in the kernel
-takes longer, or a Ray cluster that does not answer."""
-GIVE_BACK_LIMIT_S = 30.0
-"""For an orderly close, when that took longer."""
+"""From the order to end all ranks until that is known: only a process stuck in the kernel takes longer."""
 DISAGREE_S = 5.0
 """After one rank refused a command: ranks refuse before any collective, so that all of them do at once or none."""
 
@@ -105,9 +102,6 @@ class DrivenRanks:
         self._info: tuple[RankInfo, ...] = ()
         for member in members:
             member.watch(self._stir.set)
-        self._giving = threading.Thread(
-            target=self._give_back_late, name="ranks-give-back", daemon=True
-        )
         threading.Thread(target=self._watch, name="ranks-watch", daemon=True).start()
 
     def begin(self, rendezvous: str) -> None:
@@ -186,8 +180,6 @@ class DrivenRanks:
                 leaving = [member.post("train", frame) for member in self._members]
                 concurrent.futures.wait(leaving, self._limits.close_s)
             self._end()
-            if self._giving.is_alive():
-                self._giving.join(GIVE_BACK_LIMIT_S)
 
     # Commands.
 
@@ -290,24 +282,11 @@ class DrivenRanks:
         for member in self._members:
             member.kill()
         end_s = time.monotonic() + END_LIMIT_S
-        late = [
-            one for one in self._members if not one.wait_ended(max(0.0, end_s - time.monotonic()))
-        ]
-        for member in late:
-            doing = self._pulse.doing(member.rank)
-            _log.error("%s was told to end, and it or a call to it goes on", doing)
-        if late:
-            # What carries calls must not go from under them, and nobody is to wait for that to hear the cause.
-            self._giving.start()
-        else:
-            self._give_back()
-        self._stir.set()
-
-    def _give_back_late(self) -> None:
         for member in self._members:
-            while not member.wait_ended(END_LIMIT_S):
-                pass
+            if not member.wait_ended(max(0.0, end_s - time.monotonic())):
+                _log.error("%s was told to end and is not known to", self._pulse.doing(member.rank))
         self._give_back()
+        self._stir.set()
 
     def _watch(self) -> None:
         """Ask for progress, and notice ends when no command waits for them."""

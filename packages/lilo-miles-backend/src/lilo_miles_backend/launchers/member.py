@@ -51,5 +51,5 @@ class Member(Protocol):
         ...
 
     def wait_ended(self, limit_s: float) -> bool:
-        """Whether its end is known within `limit_s`, and no call that it was sent is under way: then what carried them may go."""
+        """Whether its end is known within `limit_s`."""
         ...

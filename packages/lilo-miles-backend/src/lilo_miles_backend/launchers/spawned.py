@@ -119,12 +119,9 @@ class SpawnedMember(CarriedMember):
     def _reap(self) -> None:
         code = self._child.wait()
         self.end(describe_exit(code))
-        every = [one for connections in self._connections.values() for one in connections]
-        for connection in every:
-            # What the rank started may hold the other end: no news of its end would come.
-            connection.shutdown()
-        for connection in every:
-            connection.close()
+        for connections in self._connections.values():
+            for connection in connections:
+                connection.close()
 
 
 def _sweep() -> None:
